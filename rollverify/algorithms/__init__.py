@@ -1,0 +1,1 @@
+"""Pure functions of tensors: advantages, policy losses and their aggregation (torch only)."""

@@ -1,0 +1,81 @@
+"""A config as dict, JSON or TOML text, and the difference of two configs.
+
+Reading is in `load`; nothing here writes files.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import cast
+
+from rollverify.config.schema import SETTINGS, TABLES, Config
+from rollverify.config.setting import settings_of
+
+
+def to_dict(config: Config) -> dict[str, dict[str, object]]:
+    """Plain values by table and key, in schema order."""
+    return {
+        name: {key: getattr(getattr(config, name), key) for key in settings_of(table)}
+        for name, table in TABLES.items()
+    }
+
+
+def to_json(config: Config) -> str:
+    """Indented JSON with a final newline."""
+    return json.dumps(to_dict(config), indent=2, ensure_ascii=False) + "\n"
+
+
+def to_toml(config: Config, sources: Mapping[str, str] | None = None) -> str:
+    """TOML text that loads to an equal config.
+
+    Args:
+        config: the config.
+        sources: where values were set, by dotted key; shown as a comment at the end of the line.
+    """
+    notes = sources or {}
+    blocks: list[str] = []
+    for table, values in to_dict(config).items():
+        lines = [f"[{table}]"]
+        for name, value in values.items():
+            note = notes.get(f"{table}.{name}")
+            comment = f"  # {note}" if note is not None else ""
+            lines.append(f"{name} = {toml_value(value)}{comment}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def toml_value(value: object) -> str:
+    """One value in TOML syntax; tables are written inline.
+
+    Raises:
+        TypeError: the value has no TOML form here.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_value(item) for item in cast(list[object], value)) + "]"
+    if isinstance(value, dict):
+        pairs = cast(dict[str, object], value).items()
+        inner = ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in pairs)
+        return f"{{ {inner} }}" if inner else "{}"
+    raise TypeError(f"no TOML form for {value!r}")
+
+
+def _toml_key(key: str) -> str:
+    """The key bare where TOML allows it, else quoted."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
+
+
+def diff(config_a: Config, config_b: Config) -> list[str]:
+    """The settings that differ, as lines "table.key: old -> new", in schema order."""
+    old, new = to_dict(config_a), to_dict(config_b)
+    return [
+        f"{key}: {toml_value(before)} -> {toml_value(after)}"
+        for key, setting in SETTINGS.items()
+        if (before := old[setting.table][setting.name])
+        != (after := new[setting.table][setting.name])
+    ]

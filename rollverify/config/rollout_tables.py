@@ -1,0 +1,59 @@
+"""Tables [rollout], [engine] and [weight_sync]: how responses are sampled, and by which engine.
+
+They hold no training setting; those are in `training_tables`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from rollverify.config.setting import Range, Table
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RolloutConfig(Table):
+    """What is sampled in one step."""
+
+    prompts_per_step: Annotated[int, Range(ge=1)] = 32
+    """Prompts in one training batch, over all data-parallel ranks."""
+    group_size: Annotated[int, Range(ge=1)] = 8
+    """Responses sampled for each prompt (n); the group is the baseline of its advantages."""
+    max_prompt_tokens: Annotated[int, Range(ge=1)] = 32
+    """Longest prompt; a longer one is an error, never cut."""
+    max_response_tokens: Annotated[int, Range(ge=1)] = 352
+    """Longest response; sampling stops there with status "length"."""
+    temperature: Annotated[float, Range(gt=0)] = 1.0
+    """Sampling temperature; the trainer divides its logits by the same number."""
+    top_p: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """Nucleus sampling. Must stay 1: see `rollverify.config.check`."""
+    top_k: int = -1
+    """Sampling from the k likeliest tokens. Must stay -1 (off): see `rollverify.config.check`."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class EngineConfig(Table):
+    """The vLLM engine that lives in each data-parallel rank."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the engine's weights and activations."""
+    max_num_seqs: Annotated[int, Range(ge=1)] = 256
+    """Most responses decoded at the same time by one engine."""
+    max_num_batched_tokens: Annotated[int, Range(ge=1)] = 8192
+    """Most tokens processed in one engine step."""
+    kv_cache_gib: Annotated[float, Range(gt=0)] = 1.0
+    """Size of the key-value cache on CPU, GiB per rank."""
+    gpu_memory_utilization: Annotated[float, Range(gt=0, le=1)] = 0.4
+    """Share of GPU memory the engine may take; not used on CPU."""
+    enforce_eager: bool = True
+    """Whether to run without CUDA graphs and compilation."""
+    options: dict[str, object] = field(default_factory=dict[str, object])
+    """Further engine arguments, passed to vLLM as they are: the one table whose keys are free."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class WeightSyncConfig(Table):
+    """The transfer of weights from the trainer to the engine, and its check."""
+
+    parity_tolerance: Annotated[float, Range(gt=0)] = 1e-4
+    """Largest allowed |engine - trainer| log-prob difference after a sync, nats."""
+    probe_tokens: Annotated[int, Range(ge=2)] = 48
+    """Length of the fixed sequence that both score after each sync."""

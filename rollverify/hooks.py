@@ -1,0 +1,115 @@
+"""Named points of the training loop where optional stages run, and the registry of those stages.
+
+Does not decide what runs: one function of the composition root registers every hook.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+from rollverify.metrics.names import hook_time_key
+from rollverify.state import StepState
+
+logger = logging.getLogger(__name__)
+
+Hook = Callable[[StepState], None]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class HookPoint(StrEnum):
+    """The four phase boundaries of one iteration, in the order they are reached."""
+
+    AFTER_ROLLOUT = "after_rollout"
+    """F_k and U_k are filled; the policy is still version k."""
+
+    AFTER_TRAIN = "after_train"
+    """The trainer holds version k + 1, the rollout engine version k."""
+
+    BEFORE_WEIGHT_SYNC = "before_weight_sync"
+    """Last moment before the engine gets version k + 1; U_k is verified here."""
+
+    AFTER_WEIGHT_SYNC = "after_weight_sync"
+    """Trainer and engine hold version k + 1."""
+
+
+class HookRegistry:
+    """Hooks by point, run in the order they were registered.
+
+    Every rank must register the same hooks in the same order, because hooks may use collectives.
+    A hook may edit the `StepState` and its own objects; it returns nothing and cannot skip a
+    phase. Each hook is timed into `state.metrics["time/hook/<name>_s"]`, so a name may be used
+    only once in the whole registry.
+    """
+
+    def __init__(self) -> None:
+        """Start without hooks."""
+        self._hooks: dict[HookPoint, dict[str, Hook]] = {point: {} for point in HookPoint}
+
+    def register(self, point: HookPoint, name: str, hook: Hook) -> None:
+        """Append a hook to a point.
+
+        Args:
+            point: when it runs.
+            name: unique; lower-case letters, digits and underscores, because it becomes part of
+                a metric key.
+            hook: called with the iteration's state.
+
+        Raises:
+            ValueError: if the point is unknown, or the name is taken or malformed.
+        """
+        hooks_at_point = self._at(point)
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"hook name {name!r} must be lower-case letters, digits and underscores"
+            )
+        for other_point, hooks in self._hooks.items():
+            if name in hooks:
+                raise ValueError(
+                    f"hook {name!r} is already registered at {other_point}; names are unique"
+                )
+        hooks_at_point[name] = hook
+
+    def run(self, point: HookPoint, state: StepState) -> None:
+        """Run the point's hooks in order; the first error stops them and propagates.
+
+        Args:
+            point: the boundary the loop has reached.
+            state: the iteration's state; each hook's seconds are added to its metrics.
+
+        Raises:
+            ValueError: if the point is unknown.
+            BaseException: whatever a hook raises, with a note naming hook, point and step.
+        """
+        for name, hook in self._at(point).items():
+            start_s = time.perf_counter()
+            try:
+                hook(state)
+            except BaseException as error:  # Re-raised at once; an interrupt gets the note too.
+                error.add_note(f"raised by hook '{name}' at {point}, step {state.step}")
+                raise
+            finally:
+                state.metrics[hook_time_key(name)] = time.perf_counter() - start_s
+
+    def names(self, point: HookPoint) -> list[str]:
+        """Names of the point's hooks in running order.
+
+        Raises:
+            ValueError: if the point is unknown.
+        """
+        return list(self._at(point))
+
+    def log_order(self) -> None:
+        """Log which hooks run where; call once, when all are registered."""
+        for point, hooks in self._hooks.items():
+            if hooks:
+                logger.info("hooks at %s: %s", point, ", ".join(hooks))
+
+    def _at(self, point: HookPoint) -> dict[str, Hook]:
+        if point not in self._hooks:
+            raise ValueError(
+                f"unknown hook point {str(point)!r}; known points: {', '.join(HookPoint)}"
+            )
+        return self._hooks[point]

@@ -1,0 +1,153 @@
+"""Reads what a run starts from: model folder, tokenizer, prompts; refuses what does not fit together.
+
+Loads no weights and starts no engine, so a mistake is found within a second or two.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from rollverify.data.prompts import Prompt, encode_prompts, load_prompts
+from rollverify.errors import ConfigError, DataError
+from rollverify.rewards import Reward
+from rollverify.rollout.on_policy import EncodedPrompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFolder:
+    """What is known of a model before its weights are read."""
+
+    path: Path
+    """Hugging Face folder."""
+
+    vocab_size: int
+    """Rows of the embedding."""
+
+    max_positions: int
+    """Context length, tokens."""
+
+    stop_token_id: int
+    """Id that ends a response."""
+
+    tokenizer: Tokenizer
+    """From tokenizer.json."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of ids, without special tokens."""
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+
+def read_model_folder(path: Path, max_sequence_tokens: int) -> ModelFolder:
+    """Check a model folder and read its tokenizer.
+
+    Args:
+        path: Hugging Face folder.
+        max_sequence_tokens: longest prompt plus response of the run.
+
+    Raises:
+        ConfigError: if the folder is missing or incomplete, or its context is too short.
+        DataError: if tokenizer and model do not belong together.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"model.path '{path}' is not a folder; give a Hugging Face model folder")
+    config = _read_json(path / "config.json", path)
+    if not any(path.glob("*.safetensors")):
+        raise ConfigError(f"model.path '{path}' holds no *.safetensors weights")
+    if not (path / "tokenizer.json").is_file():
+        raise ConfigError(f"model.path '{path}' holds no tokenizer.json")
+    try:
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    except Exception as error:  # `tokenizers` raises the bare class.
+        raise DataError(f"{path}/tokenizer.json cannot be read ({error})") from error
+    try:
+        vocab_size, max_positions = config["vocab_size"], config["max_position_embeddings"]
+    except KeyError as error:
+        raise ConfigError(f"{path}/config.json lacks {error}") from None
+    largest_id = max(tokenizer.get_vocab().values(), default=-1)
+    if largest_id >= vocab_size:
+        raise DataError(
+            f"{path}: tokenizer.json has ids up to {largest_id}, the model only {vocab_size} "
+            "embeddings; the tokenizer belongs to another model"
+        )
+    if max_sequence_tokens > max_positions:
+        raise ConfigError(
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {max_sequence_tokens} "
+            f"exceeds the model's context of {max_positions} tokens; lower one of them"
+        )
+    return ModelFolder(
+        path=path,
+        vocab_size=vocab_size,
+        max_positions=max_positions,
+        stop_token_id=_stop_token_id(config, path, tokenizer),
+        tokenizer=tokenizer,
+    )
+
+
+def _read_json(file: Path, folder: Path) -> dict:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"model.path '{folder}' holds no {file.name}") from None
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file}: not valid JSON ({error})") from None
+
+
+def _stop_token_id(config: dict, path: Path, tokenizer: Tokenizer) -> int:
+    """The id in config.json, else that of the tokenizer's eos token."""
+    stop = config.get("eos_token_id")
+    if isinstance(stop, list):
+        stop = stop[0] if stop else None
+    if stop is None and (path / "tokenizer_config.json").is_file():
+        eos = _read_json(path / "tokenizer_config.json", path).get("eos_token")
+        eos = eos.get("content") if isinstance(eos, dict) else eos
+        stop = tokenizer.token_to_id(eos) if eos else None
+    if stop is None:
+        raise ConfigError(f"model.path '{path}': neither config.json nor the tokenizer names an "
+                          "eos token; add eos_token_id to config.json")
+    return stop
+
+
+def load_encoded(
+    file: Path, model: ModelFolder, max_prompt_tokens: int, reward: Reward
+) -> tuple[list[Prompt], list[EncodedPrompt]]:
+    """Prompts of a file with their token ids and graders.
+
+    Args:
+        file: JSON lines.
+        model: tokenizer and decoder.
+        max_prompt_tokens: longest prompt allowed.
+        reward: scores a decoded response.
+
+    Returns:
+        (prompts, encoded prompts), in file order.
+
+    Raises:
+        DataError: see `load_prompts` and `encode_prompts`; or an answer that nothing could match.
+    """
+    prompts = load_prompts(file)
+    ids = encode_prompts(prompts, model.tokenizer, max_prompt_tokens, file)
+    for prompt in prompts:
+        reward(prompt, "")
+    encoded = [
+        EncodedPrompt(token_ids=tuple(row), grade=_grader(prompt, reward, model.decode))
+        for prompt, row in zip(prompts, ids, strict=True)
+    ]
+    return prompts, encoded
+
+
+def _grader(
+    prompt: Prompt, reward: Reward, decode: Callable[[Sequence[int]], str]
+) -> Callable[[Sequence[int]], float]:
+    return lambda token_ids: reward(prompt, decode(token_ids))
+
+
+def encoded_batches(
+    batches: Iterable[list[Prompt]], prompts: list[Prompt], encoded: list[EncodedPrompt]
+) -> Iterator[list[EncodedPrompt]]:
+    """The loader's batches with each prompt replaced by its encoded form."""
+    by_id = {prompt.prompt_id: item for prompt, item in zip(prompts, encoded, strict=True)}
+    for batch in batches:
+        yield [by_id[prompt.prompt_id] for prompt in batch]

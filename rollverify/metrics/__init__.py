@@ -1,0 +1,1 @@
+"""What a run reports: metric names, statistics, rank reduction and the recorder."""

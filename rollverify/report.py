@@ -1,0 +1,67 @@
+"""The table at the end of a run: accuracy before and after, time by phase.
+
+Reads the run folder's metrics.jsonl, so a resumed run reports all of its steps.
+"""
+
+import json
+from pathlib import Path
+
+from rollverify.metrics.recorder import METRICS_FILE
+from rollverify.metrics.table import summary_table
+
+PHASES = ("rollout", "train", "verify", "sync")
+REPORT_FILE = "report.txt"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _accuracy_rows(results: dict[int, dict[str, float]]) -> list[list[str]]:
+    first, last = results[min(results)], results[max(results)]
+    rows = [["test set", "before", f"after step {max(results)}", "change"]]
+    for key in first:
+        if key == "eval/greedy_accuracy" or key.startswith("eval/mean_at_"):
+            name = key.removeprefix("eval/").replace("_", " ").replace("mean at ", "mean@")
+            change = f"{100 * (last[key] - first[key]):+.1f} points"
+            rows.append([name, _percent(first[key]), _percent(last[key]), change])
+    return rows
+
+
+def _time_rows(steps: list[dict[str, float]]) -> list[list[str]]:
+    total = sum(step.get("time/step_s", 0.0) for step in steps)
+    rows = [["phase", "seconds", "share"]]
+    parts = {phase: sum(s.get(f"time/{phase}_s", 0.0) for s in steps) for phase in PHASES}
+    hooks = {
+        name: sum(s.get(f"time/hook/{name}_s", 0.0) for s in steps)
+        for name in ("evaluation", "checkpointing")
+    }
+    parts["sync"] -= sum(hooks.values())
+    parts |= hooks
+    for name, seconds in parts.items():
+        rows.append([name, f"{seconds:.1f}", _percent(seconds / total) if total else "-"])
+    rows.append(["all", f"{total:.1f}", _percent(1.0) if total else "-"])
+    return rows
+
+
+def final_report(folder: Path, results: dict[int, dict[str, float]]) -> str:
+    """Print the table and keep it as report.txt in the run folder.
+
+    Args:
+        folder: of the run.
+        results: evaluation metrics by step; empty where evaluation was off.
+
+    Returns:
+        The text.
+    """
+    lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    steps = [record for line in lines if (record := json.loads(line))["step"] > 0]
+    parts = []
+    if results:
+        parts.append(summary_table(_accuracy_rows(results)))
+    parts.append(summary_table(_time_rows(steps)))
+    parts.append(f"run folder: {folder}   (tensorboard --logdir {folder}/tb)")
+    text = "\n\n".join(parts)
+    (folder / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
+    print(text, flush=True)
+    return text

@@ -1,0 +1,1 @@
+"""Rollouts: trajectories, the rollout engine, collection of groups and weight transfer."""

@@ -1,0 +1,66 @@
+"""Runs a fixed set of requests to their end and counts what the engine did.
+
+Used where nothing is paused: on-policy rollouts and evaluation.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rollverify.errors import RolloutError
+from rollverify.rollout.engine import Completion, GenerationRequest, RolloutEngine
+
+
+@dataclass(kw_only=True, slots=True)
+class GenerationStats:
+    """What one call of `run_requests` cost."""
+
+    num_tokens: int = 0
+    """Tokens generated."""
+
+    num_steps: int = 0
+    """Engine steps."""
+
+    slot_steps: int = 0
+    """Requests unfinished, capped at the engine's slots, summed over steps."""
+
+    capacity: int = 0
+    """Slots the engine could have filled, summed over steps."""
+
+
+def run_requests(
+    engine: RolloutEngine, requests: Iterable[GenerationRequest], max_num_seqs: int
+) -> tuple[dict[str, Completion], GenerationStats]:
+    """Generate all responses.
+
+    Args:
+        engine: idle engine.
+        requests: ids must be unique.
+        max_num_seqs: the engine's slots, for the busy share.
+
+    Returns:
+        (completions by request id, stats).
+
+    Raises:
+        RolloutError: if a request never came back or an unknown one did.
+    """
+    expected = set()
+    for request in requests:
+        if request.request_id in expected:
+            raise RolloutError(f"two requests are called '{request.request_id}'")
+        expected.add(request.request_id)
+        engine.add_request(request)
+    completions: dict[str, Completion] = {}
+    stats = GenerationStats(capacity=min(max_num_seqs, len(expected)))
+    slots = stats.capacity
+    while running := engine.num_unfinished:
+        stats.num_steps += 1
+        stats.slot_steps += min(running, slots)
+        for completion in engine.step():
+            completions[completion.request_id] = completion
+            stats.num_tokens += len(completion.token_ids)
+    stats.capacity = slots * stats.num_steps
+    if completions.keys() != expected:
+        lost = sorted(expected - completions.keys())
+        unknown = sorted(completions.keys() - expected)
+        raise RolloutError(f"engine lost requests {lost[:3]} and returned unknown {unknown[:3]}")
+    return completions, stats

@@ -1,0 +1,274 @@
+"""vLLM in this process, behind `RolloutEngine`. The only file that imports vllm.
+
+One independent engine per data-parallel rank: rank variables are hidden from vLLM while it is built.
+Sampling settings come from the requests alone; a model's `generation_config.json` is not read.
+Does not decide what to generate or when to load weights.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rollverify.errors import ConfigError, RolloutError
+from rollverify.rollout.engine import Completion, GenerationRequest
+
+# Read by vLLM when it is imported.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1" if "ROLLVERIFY_DEBUG" in os.environ else "0")
+
+from vllm import EngineArgs, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+logger = logging.getLogger(__name__)
+
+_RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+_FINISH_REASONS = ("stop", "length")
+
+
+@contextlib.contextmanager
+def _hidden_rank_variables() -> Iterator[None]:
+    """Keep torchrun's variables from vLLM, which would take them for its own layout."""
+    saved = {name: os.environ.pop(name) for name in _RANK_VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(saved)
+
+
+def _keep_linear_weights_unpacked() -> None:
+    """Make vLLM's CPU layers read their weights at every call.
+
+    vLLM packs linear weights once, after loading. A later in-place load would then leave the packed
+    copy behind: the tied output head kept old weights without any error (log-probs off by 0.5).
+    """
+    from vllm.model_executor.layers import linear, utils, vocab_parallel_embedding
+
+    def use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    for module in (utils, linear, vocab_parallel_embedding):
+        if hasattr(module, "dispatch_cpu_unquantized_gemm"):
+            module.dispatch_cpu_unquantized_gemm = use_plain_linear
+
+
+class VllmEngine:
+    """See `rollverify.rollout.engine.RolloutEngine`."""
+
+    def __init__(
+        self,
+        model_folder: str,
+        *,
+        stop_token_id: int,
+        dtype: str,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        kv_cache_gib: float,
+        gpu_memory_utilization: float,
+        enforce_eager: bool,
+        seed: int,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Start the engine and run one short generation, so that no later step pays for warm-up.
+
+        Args:
+            model_folder: Hugging Face folder with weights.
+            stop_token_id: id that ends a response.
+            dtype: "float32" or "bfloat16".
+            max_model_len: longest prompt plus response, tokens.
+            max_num_seqs: requests decoded together.
+            max_num_batched_tokens: tokens of one engine step, prefill included.
+            kv_cache_gib: KV cache on CPUs, GiB.
+            gpu_memory_utilization: share of GPU memory vLLM may take, in (0, 1].
+            enforce_eager: no CUDA graphs.
+            seed: engine seed; requests carry their own.
+            options: further vLLM engine arguments, as they are.
+
+        Raises:
+            ConfigError: if vLLM refuses the settings.
+        """
+        on_cpu = not torch.cuda.is_available()
+        if on_cpu:
+            _keep_linear_weights_unpacked()
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(kv_cache_gib)))
+        arguments: dict[str, Any] = {
+            "model": model_folder,
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max(max_num_batched_tokens, max_model_len),
+            "enforce_eager": enforce_eager,
+            "seed": seed,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "disable_log_stats": True,
+            "skip_tokenizer_init": True,
+        }
+        if not on_cpu:
+            arguments["gpu_memory_utilization"] = gpu_memory_utilization
+        arguments.update(options or {})
+        with _hidden_rank_variables():
+            try:
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            except (TypeError, ValueError) as error:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise ConfigError(f"vLLM refused the engine settings: {reason}; see [engine]") from error
+        self._stop_token_id = stop_token_id
+        self._max_model_len = max_model_len
+        self._num_warm_up = 0
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        self.add_request(
+            GenerationRequest(
+                request_id="warm-up", token_ids=(0,), max_tokens=2, seed=0, temperature=1.0
+            )
+        )
+        while self.num_unfinished:
+            self.step()
+        self.reset_prefix_cache()
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RolloutError: if prompt plus `max_tokens` does not fit the engine's context.
+        """
+        needed = len(request.token_ids) + request.max_tokens
+        if needed > self._max_model_len:
+            raise RolloutError(
+                f"request '{request.request_id}' needs {needed} tokens, the engine's context is "
+                f"{self._max_model_len}"
+            )
+        greedy = request.temperature == 0
+        params = SamplingParams(
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            seed=None if greedy else request.seed,
+            logprobs=None if greedy else 0,
+            flat_logprobs=not greedy,
+            detokenize=False,
+            stop_token_ids=[self._stop_token_id],
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            watermarking=False,
+        )
+        prompt = {"prompt_token_ids": list(request.token_ids)}
+        self._engine.add_request(request.request_id, prompt, params)
+
+    def step(self) -> list[Completion]:
+        """Decode one token of every running request; return what finished."""
+        return [self._completion(output) for output in self._engine.step() if output.finished]
+
+    def _completion(self, output: Any) -> Completion:
+        """Turn vLLM's output into ours, taking the sampled token's own log-prob.
+
+        Raises:
+            RolloutError: if the engine ended the request for another reason than stop or length, or
+                ids and log-probs do not belong together.
+        """
+        result = output.outputs[0]
+        token_ids = list(result.token_ids)
+        if result.finish_reason not in _FINISH_REASONS:
+            raise RolloutError(
+                f"request '{output.request_id}' ended with reason '{result.finish_reason}' after "
+                f"{len(token_ids)} tokens"
+            )
+        logprobs = [0.0] * len(token_ids)
+        if result.logprobs is not None:
+            flat = result.logprobs
+            if len(flat) != len(token_ids):
+                raise RolloutError(
+                    f"request '{output.request_id}': {len(flat)} log-probs for {len(token_ids)} tokens"
+                )
+            starts = flat.start_indices
+            if any(flat.token_ids[s] != t for s, t in zip(starts, token_ids, strict=True)):
+                raise RolloutError(f"request '{output.request_id}': log-probs of other tokens")
+            logprobs = [flat.logprobs[start] for start in starts]
+        return Completion(
+            request_id=output.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=result.finish_reason,
+        )
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests queued or running."""
+        return self._engine.get_num_unfinished_requests()
+
+    def _model(self) -> torch.nn.Module:
+        return self._engine.model_executor.driver_worker.worker.get_model()
+
+    def parameter_names(self) -> set[str]:
+        """vLLM's parameter names; a tied output head is one with the embedding."""
+        return {name for name, _ in self._model().named_parameters()}
+
+    @torch.no_grad()
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Write weights into the running model, one tensor at a time.
+
+        Args:
+            named_tensors: Hugging Face names and full tensors; consumed lazily.
+
+        Returns:
+            vLLM's names of the parameters written.
+
+        Raises:
+            RolloutError: if requests are running; they would mix two policies in one token.
+        """
+        if self.num_unfinished:
+            raise RolloutError(f"weights loaded while {self.num_unfinished} requests are running")
+        return set(self._model().load_weights(named_tensors))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget keys and values computed under older weights.
+
+        Raises:
+            RolloutError: if vLLM could not, because requests still hold blocks.
+        """
+        if not self._engine.reset_prefix_cache():
+            raise RolloutError("the prefix cache could not be cleared: requests still hold blocks")
+
+    def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probs of ids 1.. given those before them, at temperature 1.
+
+        Args:
+            token_ids: at least 2 ids.
+
+        Returns:
+            len(token_ids) - 1 log-probs in nats.
+        """
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._engine.add_request("score", {"prompt_token_ids": list(token_ids)}, params)
+        output = None
+        while output is None:
+            finished = [o for o in self._engine.step() if o.finished]
+            output = next((o for o in finished if o.request_id == "score"), None)
+        pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [entry[token].logprob for token, entry in pairs]
+
+    def close(self) -> None:
+        """Shut the engine core down."""
+        self._engine.engine_core.shutdown()

@@ -1,0 +1,130 @@
+"""Accuracy on the test set with the engine and weights of training.
+
+One greedy response and k sampled ones per problem. Seeds depend on the problem alone, so two
+evaluations of the same weights agree token for token. Does not touch the training prompts.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from rollverify.metrics.reduction import reduce_metrics
+from rollverify.rollout.engine import GenerationRequest, RolloutEngine
+from rollverify.rollout.generation import run_requests
+from rollverify.rollout.on_policy import EncodedPrompt
+from rollverify.rollout.seeds import request_seed
+from rollverify.state import StepState
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_SEED_OFFSET = 1 << 40
+"""Keeps evaluation seeds apart from those of training groups."""
+
+
+class Evaluation:
+    """Hook at AFTER_WEIGHT_SYNC; `run` can be called directly, too."""
+
+    def __init__(
+        self,
+        *,
+        engine: RolloutEngine,
+        prompts: Sequence[EncodedPrompt],
+        samples_per_problem: int,
+        temperature: float,
+        max_response_tokens: int,
+        max_num_seqs: int,
+        run_seed: int,
+        every_steps: int,
+        last_step: int,
+        data_rank: int,
+        data_world_size: int,
+    ) -> None:
+        """Set up.
+
+        Args:
+            engine: idle engine.
+            prompts: the test problems, the same on every rank; each rank takes its share.
+            samples_per_problem: k of mean@k, >= 1.
+            temperature: of the sampled responses, > 0.
+            max_response_tokens: limit of one response.
+            max_num_seqs: the engine's slots.
+            run_seed: seed of the run.
+            every_steps: steps between evaluations; 0 for the last step only.
+            last_step: evaluated in any case.
+            data_rank: this rank's place among the data ranks.
+            data_world_size: number of data ranks.
+        """
+        self._engine = engine
+        self._prompts = list(enumerate(prompts))[data_rank::data_world_size]
+        self._k = samples_per_problem
+        self._temperature = temperature
+        self._max_response_tokens = max_response_tokens
+        self._max_num_seqs = max_num_seqs
+        self._run_seed = run_seed
+        self._every_steps = every_steps
+        self._last_step = last_step
+        self.results: dict[int, dict[str, float]] = {}
+        """Metrics by step; step 0 is the base model. Part of a checkpoint."""
+
+    def __call__(self, state: StepState) -> None:
+        """Evaluate when it is due. Collective: yes, over the world."""
+        due = self._every_steps and state.step % self._every_steps == 0
+        if due or state.step == self._last_step:
+            state.metrics |= self.run(state.step)
+
+    def run(self, step: int) -> dict[str, float]:
+        """Evaluate now and remember the result.
+
+        Args:
+            step: steps taken so far.
+
+        Returns:
+            Metrics of `eval/`, the same on every rank.
+
+        Source:
+            Collective: yes, over the world.
+        """
+        requests = [
+            self._request(index, prompt, sample)
+            for index, prompt in self._prompts
+            for sample in range(self._k + 1)
+        ]
+        completions, _ = run_requests(self._engine, requests, self._max_num_seqs)
+        sums = dict.fromkeys(("problems", "greedy", "sampled", "tokens", "truncated"), 0.0)
+        for index, prompt in self._prompts:
+            sums["problems"] += 1
+            for sample in range(self._k + 1):
+                completion = completions[f"eval/{index}/{sample}"]
+                right = float(prompt.grade(completion.token_ids) > 0)
+                if sample == 0:
+                    sums["greedy"] += right
+                else:
+                    sums["sampled"] += right
+                    sums["tokens"] += len(completion.token_ids)
+                    sums["truncated"] += completion.finish_reason == "length"
+        sums, _ = reduce_metrics(sums, {})
+        num_samples = sums["problems"] * self._k
+        metrics = {
+            "eval/greedy_accuracy": sums["greedy"] / sums["problems"],
+            f"eval/mean_at_{self._k}": sums["sampled"] / num_samples,
+            "eval/response_tokens_mean": sums["tokens"] / num_samples,
+            "eval/truncated_frac": sums["truncated"] / num_samples,
+        }
+        self.results[step] = metrics
+        logger.info(
+            "test set after step %d: greedy %.3f, mean@%d %.3f",
+            step,
+            metrics["eval/greedy_accuracy"],
+            self._k,
+            metrics[f"eval/mean_at_{self._k}"],
+        )
+        return metrics
+
+    def _request(self, index: int, prompt: EncodedPrompt, sample: int) -> GenerationRequest:
+        """Sample 0 is greedy."""
+        return GenerationRequest(
+            request_id=f"eval/{index}/{sample}",
+            token_ids=prompt.token_ids,
+            max_tokens=self._max_response_tokens,
+            seed=request_seed(self._run_seed, EVALUATION_SEED_OFFSET + index, sample, 0),
+            temperature=0.0 if sample == 0 else self._temperature,
+        )

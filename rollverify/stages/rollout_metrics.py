@@ -1,0 +1,115 @@
+"""Rewards, lengths and text samples of the trajectories an iteration trains on.
+
+Runs at AFTER_ROLLOUT on every rank. Changes no trajectory.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from rollverify.algorithms.advantages import count_zero_signal_groups
+from rollverify.metrics.distribution import distribution
+from rollverify.metrics.reduction import reduce_metrics
+from rollverify.rollout.generation import GenerationStats
+from rollverify.rollout.schema import Status, stacked
+from rollverify.state import StepState
+
+
+class Rollouter(Protocol):
+    """What is read of the rollouter."""
+
+    stats: GenerationStats
+
+
+class RolloutMetrics:
+    """Hook: fills `reward/` and `rollout/` of the step's metrics, writes text samples."""
+
+    def __init__(
+        self,
+        *,
+        rollouter: Rollouter,
+        decode: Callable[[Sequence[int]], str],
+        log_text: Callable[[str, str, int], None],
+        text_samples: int,
+        text_samples_every: int,
+        epoch: Callable[[], int],
+    ) -> None:
+        """Set up.
+
+        Args:
+            rollouter: gives the stats of its last phase.
+            decode: ids -> text.
+            log_text: (tag, text, step); writes on rank 0 only.
+            text_samples: responses to write each time; 0 writes none.
+            text_samples_every: steps between two times.
+            epoch: epoch of the prompts just used.
+        """
+        self._rollouter = rollouter
+        self._decode = decode
+        self._log_text = log_text
+        self._text_samples = text_samples
+        self._text_samples_every = text_samples_every
+        self._epoch = epoch
+
+    def __call__(self, state: StepState) -> None:
+        """Reduce over ranks and write. Collective: yes, over the world."""
+        finished = state.finished
+        rewards = stacked(finished, "reward")
+        lengths = [len(t["response_ids"]) for t in finished]
+        truncated = int((stacked(finished, "status") == int(Status.LENGTH)).sum())
+        stats = self._rollouter.stats
+        sums = {
+            "num": float(len(finished)),
+            "reward": rewards.sum().item(),
+            "right": float((rewards > 0).sum().item()),
+            "reward_squared": rewards.double().square().sum().item(),
+            "truncated": float(truncated),
+            "zero_signal": float(
+                count_zero_signal_groups(rewards, stacked(finished, "group_id")) if finished else 0
+            ),
+            "unfinished": float(len(state.unfinished)),
+            "tokens": float(stats.num_tokens),
+            "slot_steps": float(stats.slot_steps),
+            "capacity": float(stats.capacity),
+        }
+        sums, _ = reduce_metrics(sums, {})
+        state.metrics |= self._from_sums(sums)
+        state.metrics |= distribution("rollout/response_tokens", _all_lengths(lengths))
+        state.metrics["progress/epoch"] = self._epoch()
+        if self._text_samples and (state.step - 1) % self._text_samples_every == 0:
+            self._write_samples(finished[: self._text_samples], state.step)
+
+    @staticmethod
+    def _from_sums(sums: dict[str, float]) -> dict[str, float]:
+        num = max(1.0, sums["num"])
+        mean = sums["reward"] / num
+        return {
+            "reward/mean": mean,
+            "reward/accuracy": sums["right"] / num,
+            "reward/std": max(0.0, sums["reward_squared"] / num - mean**2) ** 0.5,
+            "rollout/num_finished": sums["num"],
+            "rollout/num_unfinished": sums["unfinished"],
+            "rollout/truncated_frac": sums["truncated"] / num,
+            "rollout/zero_signal_groups": sums["zero_signal"],
+            "rollout/num_tokens": sums["tokens"],
+            "rollout/engine_busy_frac": sums["slot_steps"] / max(1.0, sums["capacity"]),
+        }
+
+    def _write_samples(self, trajectories: list[TensorDict], step: int) -> None:
+        parts = []
+        for trajectory in trajectories:
+            prompt = self._decode(trajectory["prompt_ids"].tolist())
+            response = self._decode(trajectory["response_ids"].tolist())
+            parts.append(f"reward {trajectory['reward'].item():g}\n{prompt}{response}")
+        self._log_text("samples/responses", "\n\n".join(parts), step)
+
+
+def _all_lengths(lengths: list[int]) -> list[int]:
+    """Response lengths of all ranks. Collective: yes, over the world."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return lengths
+    gathered: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, lengths)
+    return [length for part in gathered for length in part]

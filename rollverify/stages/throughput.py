@@ -1,0 +1,58 @@
+"""Speed, memory and sync figures of an iteration. Runs at AFTER_WEIGHT_SYNC."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from rollverify.metrics.reduction import reduce_metrics
+from rollverify.state import StepState
+
+GIB = 2**30
+PAGE_BYTES = 4096
+
+
+class WeightSync(Protocol):
+    """What is read of the weight transfer."""
+
+    parity_abs_max: float
+    push_s: float
+
+
+def resident_gib() -> float:
+    """Resident memory of this process in GiB; 0 where the kernel does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    return pages * PAGE_BYTES / GIB
+
+
+class Throughput:
+    """Hook: tokens per second of the two long phases, parity of the sync, memory."""
+
+    def __init__(self, *, weight_sync: WeightSync, num_prompts: Callable[[], int]) -> None:
+        """Set up.
+
+        Args:
+            weight_sync: gives the figures of its last push.
+            num_prompts: training prompts used since the start of the run.
+        """
+        self._weight_sync = weight_sync
+        self._num_prompts = num_prompts
+
+    def __call__(self, state: StepState) -> None:
+        """Add the figures. Collective: yes, over the world."""
+        _, maxima = reduce_metrics(
+            {},
+            {
+                "memory/rss_gib": resident_gib(),
+                "sync/parity_abs_max": self._weight_sync.parity_abs_max,
+                "sync/push_s": self._weight_sync.push_s,
+            },
+        )
+        metrics = state.metrics
+        metrics |= maxima
+        metrics["rollout/tokens_per_s"] = metrics["rollout/num_tokens"] / state.phase_s["rollout"]
+        metrics["train/tokens_per_s"] = metrics["train/num_tokens"] / state.phase_s["train"]
+        metrics["progress/policy_version"] = state.policy_version
+        metrics["progress/num_prompts"] = self._num_prompts()

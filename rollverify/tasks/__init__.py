@@ -1,0 +1,1 @@
+"""Tasks the project makes by itself, without a download: problems, demonstrations, tokenizer."""

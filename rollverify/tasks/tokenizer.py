@@ -1,0 +1,66 @@
+"""The character tokenizer of the self-made tasks, as a folder other libraries load.
+
+One token per character, so text and ids map to each other one to one. It knows letters, digits and
+common punctuation only: another character is an error, never a silent unknown token.
+"""
+
+import json
+import os
+import string
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+PAD_TOKEN = "<pad>"
+EOS_TOKEN = "<eos>"
+PAD_ID = 0
+EOS_ID = 1
+
+CHARACTERS = (
+    "\n" + " " + "=+-*/.,:;?!()'" + string.digits + string.ascii_uppercase + string.ascii_lowercase
+)
+"""78 characters; with the two special tokens the vocabulary has 80 entries, a multiple of 16."""
+
+
+def build_tokenizer() -> Tokenizer:
+    """Character-level tokenizer; ids 0 and 1 are `<pad>` and `<eos>`, no token is ever added.
+
+    Returns:
+        Tokenizer with 80 entries. `encode` raises on characters outside `CHARACTERS`.
+    """
+    vocabulary = {PAD_TOKEN: PAD_ID, EOS_TOKEN: EOS_ID}
+    for character in CHARACTERS:
+        vocabulary[character] = len(vocabulary)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([PAD_TOKEN, EOS_TOKEN])
+    return tokenizer
+
+
+def save_tokenizer(folder: str | os.PathLike[str]) -> None:
+    """Write `tokenizer.json` and its two side files, each complete or not at all.
+
+    Args:
+        folder: a Hugging Face model folder; made if missing.
+    """
+    special = {"eos_token": EOS_TOKEN, "pad_token": PAD_TOKEN}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        **special,
+    }
+    contents = {
+        "tokenizer.json": build_tokenizer().to_str(pretty=True),
+        "tokenizer_config.json": json.dumps(config, indent=2),
+        "special_tokens_map.json": json.dumps(special, indent=2),
+    }
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        part = target / f"{name}.{os.getpid()}.tmp"
+        part.write_text(content + "\n", encoding="utf-8")
+        os.replace(part, target / name)

@@ -1,0 +1,80 @@
+"""The training loop: rollout, train, verify, sync (RollVerify, Section 4.1).
+
+Invariant: at the start of iteration k + 1 trainer and rollout engine both hold policy k; the trainer
+moves to k + 1 in phase 2 and the engine follows in phase 4. What runs between the phases is listed
+in `build.py`.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rollverify.hooks import HookPoint
+from rollverify.log import init_logger
+from rollverify.shutdown import die_with_parent, write_rank_error
+from rollverify.state import StepState
+
+if TYPE_CHECKING:
+    from rollverify.build import Run
+
+
+def train(run: "Run") -> None:
+    """Run the iterations that are left; leaves between two of them when asked to stop."""
+    rollouter, trainer, hooks, recorder = run.rollouter, run.trainer, run.hooks, run.recorder
+    for step in run.steps():
+        state = StepState(step=step, policy_version=step - 1)
+
+        # 1. Rollout: fill F_k under policy k; what is left over is U_k.
+        with recorder.phase("rollout", state):
+            state.finished, state.unfinished = rollouter.collect(state.policy_version)
+            hooks.run(HookPoint.AFTER_ROLLOUT, state)
+
+        # 2. Train: one optimizer step on F_k; the trainer now holds policy k + 1.
+        with recorder.phase("train", state):
+            state.metrics |= trainer.train_step(state.finished)
+            state.policy_version += 1
+            hooks.run(HookPoint.AFTER_TRAIN, state)
+
+        # 3. Verify: score U_k under policy k + 1 and cut stale suffixes.
+        with recorder.phase("verify", state):
+            hooks.run(HookPoint.BEFORE_WEIGHT_SYNC, state)
+
+        # 4. Sync: load policy k + 1 into the rollout engine.
+        with recorder.phase("sync", state):
+            run.weight_sync.push(state.policy_version)
+            hooks.run(HookPoint.AFTER_WEIGHT_SYNC, state)
+
+        recorder.log(state)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build the run of a command line, train, report; return the exit code."""
+    die_with_parent()
+    init_logger(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    run = None
+    try:
+        from rollverify.build import build_run
+
+        run = build_run(argv)
+        run.start()
+        train(run)
+        return run.finish()
+    except BaseException as error:  # The rank's last line of defence: report, then end.
+        if isinstance(error, SystemExit):
+            raise
+        return write_rank_error(error)
+    finally:
+        if run is not None:
+            run.close()
+
+
+def _exit(code: int) -> None:
+    """End without the interpreter's teardown, in which native libraries print leak reports."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The optimizer step: packing trajectories, advantages, loss, checkpoints."""

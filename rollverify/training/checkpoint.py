@@ -1,0 +1,194 @@
+"""Save and resume a run: model, optimizer, schedule (DCP) and the loop's own state in one checkpoint.
+
+A checkpoint is complete once DCP has written its `.metadata`, which it does last; only complete ones
+are ever loaded, and a run that dies inside a save resumes from the one before.
+"""
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.stateful import Stateful
+
+from rollverify.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+COMPLETE_FILE = ".metadata"
+_STEP_FOLDER = re.compile(r"step-(\d+)")
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Steps of the complete checkpoints below a checkpoint folder, ascending."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        int(match.group(1))
+        for entry in folder.iterdir()
+        if (match := _STEP_FOLDER.fullmatch(entry.name)) and (entry / COMPLETE_FILE).is_file()
+    )
+
+
+class Checkpointer(Protocol):
+    """torchtitan's checkpoint manager, as far as it is used here."""
+
+    states: dict[str, Any]
+
+    def save(self, curr_step: int, last_step: bool = False) -> bool:
+        """Write `step-N`. Collective."""
+        ...
+
+    def load(self, step: int = -1) -> bool:
+        """Read `step-N`. Collective."""
+        ...
+
+
+class LoopState(Stateful):
+    """The loop's own state as one JSON text inside the checkpoint.
+
+    One text, because DCP reads back only keys that it finds in the state it is given, and lists in
+    here change their length.
+    """
+
+    def __init__(
+        self, collect: Callable[[], dict[str, Any]], restore: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Keep the two callbacks.
+
+        Args:
+            collect: JSON-able values, the same on every rank.
+            restore: takes them back.
+        """
+        self._collect = collect
+        self._restore = restore
+
+    def state_dict(self) -> dict[str, Any]:
+        """For DCP."""
+        return {"json": json.dumps({"schema": SCHEMA_VERSION, **self._collect()})}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """For DCP.
+
+        Raises:
+            CheckpointError: if the state was written under another schema.
+        """
+        values = json.loads(state_dict["json"])
+        schema = values.pop("schema", None)
+        if schema != SCHEMA_VERSION:
+            raise CheckpointError(
+                f"the checkpoint has schema {schema}, this version reads {SCHEMA_VERSION}; resume "
+                "with the version that wrote it, or start a new run"
+            )
+        self._restore(values)
+
+
+class RunCheckpoint:
+    """Checkpoints of one run folder. All methods are collective over the world."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        checkpointer: Checkpointer,
+        model_shapes: Callable[[], dict[str, tuple[int, ...]]],
+        loop_state: LoopState,
+        keep: int,
+        rank: int,
+    ) -> None:
+        """Add the loop's state to what torchtitan saves.
+
+        Args:
+            folder: holds `step-N` folders.
+            checkpointer: writes and reads them.
+            model_shapes: parameter shapes of this run's model, by name.
+            loop_state: the loop's own state.
+            keep: complete checkpoints to keep, >= 1.
+            rank: global rank; rank 0 deletes old ones.
+        """
+        self._folder = folder
+        self._checkpointer = checkpointer
+        self._model_shapes = model_shapes
+        self._keep = keep
+        self._rank = rank
+        checkpointer.states["loop"] = loop_state
+
+    def save(self, step: int) -> None:
+        """Write `step-N`, then delete what is older than the newest `keep`.
+
+        Args:
+            step: steps taken.
+
+        Raises:
+            CheckpointError: if the folder cannot be written.
+        """
+        if self._rank == 0 and step not in complete_steps(self._folder):
+            shutil.rmtree(self._folder / f"step-{step}", ignore_errors=True)
+        if dist.is_initialized():
+            dist.barrier()
+        try:
+            self._checkpointer.save(step)
+        except OSError as error:
+            raise CheckpointError(f"{self._folder}: {error.strerror or error}; free space or "
+                                  "choose another run.output_dir") from error
+        if self._rank == 0:
+            self._delete_old(step)
+
+    def _delete_old(self, newest: int) -> None:
+        kept = complete_steps(self._folder)[-self._keep :]
+        for entry in self._folder.iterdir():
+            match = _STEP_FOLDER.fullmatch(entry.name)
+            if match and int(match.group(1)) not in kept and int(match.group(1)) <= newest:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def load_latest(self) -> int:
+        """Load the newest complete checkpoint.
+
+        Returns:
+            Its step.
+
+        Raises:
+            CheckpointError: if there is none, it belongs to another model, or it is damaged.
+        """
+        steps = complete_steps(self._folder)
+        if not steps:
+            raise CheckpointError(
+                f"{self._folder} holds no complete checkpoint; start a new run without --resume"
+            )
+        path = self._folder / f"step-{steps[-1]}"
+        self._check_model(path)
+        try:
+            self._checkpointer.load(steps[-1])
+        except CheckpointError:
+            raise
+        except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(
+                f"{path} cannot be read ({reason}); delete it to resume from the one before"
+            ) from error
+        logger.info("resumed from %s", path)
+        return steps[-1]
+
+    def _check_model(self, path: Path) -> None:
+        """Compare parameter names and shapes before anything is overwritten."""
+        try:
+            saved = FileSystemReader(path).read_metadata().state_dict_metadata
+        except Exception as error:  # Pickled metadata of a damaged file can raise anything.
+            raise CheckpointError(
+                f"{path}/{COMPLETE_FILE} is damaged ({type(error).__name__}); delete {path} to "
+                "resume from the checkpoint before"
+            ) from error
+        for name, shape in self._model_shapes().items():
+            entry = saved.get(name)
+            found = tuple(entry.size) if entry is not None and hasattr(entry, "size") else None
+            if found != shape:
+                raise CheckpointError(
+                    f"{path} belongs to another model: {name} is {found or 'missing'} there and "
+                    f"{shape} in this run; resume with the model it was trained from"
+                )

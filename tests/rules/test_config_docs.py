@@ -1,0 +1,66 @@
+"""Every config field has an attribute docstring and is read outside the config layer."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rollverify.config.flags import field_docs
+from rollverify.config.schema import SETTINGS, TABLES, Config
+from rollverify.config.setting import settings_of
+
+PACKAGE = Path(__file__).resolve().parents[2] / "rollverify"
+
+
+def reads_in(source: str) -> set[tuple[str, str]]:
+    """Pairs (owner, attribute) read in a module: `config.training.steps` gives (training, steps).
+
+    The owner of `self._training.steps` is "training". A name annotated with a table class, as in
+    `table: TrainingConfig`, counts as that table.
+    """
+    tree = ast.parse(source)
+    classes = {table.__name__: name for name, table in TABLES.items()}
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg | ast.AnnAssign) and isinstance(node.annotation, ast.Name):
+            name = node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
+            if node.annotation.id in classes:
+                aliases[name] = classes[node.annotation.id]
+    found: set[tuple[str, str]] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            owner = ast.unparse(node.value)
+            found.add((aliases.get(owner, owner.rpartition(".")[2].lstrip("_")), node.attr))
+    return found
+
+
+@cache
+def reads_of_the_package() -> set[tuple[str, str]]:
+    """All reads in rollverify/ outside config/."""
+    files = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE / "config"]
+    return set().union(*(reads_in(path.read_text(encoding="utf-8")) for path in files))
+
+
+@pytest.mark.parametrize("table", [Config, *TABLES.values()])
+def test_every_field_has_a_docstring(table: type) -> None:
+    fields = list(TABLES) if table is Config else list(settings_of(table))
+    docs = field_docs(table)
+    assert [name for name in fields if len(docs.get(name, "").split()) < 2] == []
+
+
+def test_every_setting_is_read_outside_the_config_layer() -> None:
+    reads = reads_of_the_package()
+    unread = [one.key for one in SETTINGS.values() if (one.table, one.name) not in reads]
+    assert unread == [], "remove the setting or use it"
+
+
+def test_reads_are_found_through_names_attributes_and_annotations() -> None:
+    source = (
+        "def f(config, training, t: LossConfig):\n"
+        "    self._rollout.top_k, training.steps, config.run.seed, t.name\n"
+        "    training.lr = 3\n"
+    )
+    expected = {("rollout", "top_k"), ("training", "steps"), ("run", "seed"), ("loss", "name")}
+    assert expected <= reads_in(source)
+    assert ("training", "lr") not in reads_in(source)

@@ -1,0 +1,54 @@
+"""Every config file loads alone and in each combination that train_configs/README.md lists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rollverify.config.check import check_world_size
+from rollverify.config.dump import to_dict
+from rollverify.config.files import read_values
+from rollverify.config.load import load_config
+from rollverify.config.schema import SETTINGS, Config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+README = (REPOSITORY / "train_configs" / "README.md").read_text(encoding="utf-8")
+FILES = sorted(
+    str(one.relative_to(REPOSITORY)) for one in REPOSITORY.glob("train_configs/**/*.toml")
+)
+RUNS = re.findall(r"^(?:NGPU=(\d+) )?\./run_train\.sh(.*)$", README, re.MULTILINE)
+PRINTS = re.findall(r"^python -m rollverify\.config\.load(.*)$", README, re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.mark.parametrize(("ranks", "flags"), RUNS)
+def test_listed_run_loads_and_fits_its_ranks(ranks: str, flags: str) -> None:
+    check_world_size(load_config(shlex.split(flags)).config, int(ranks or 1))
+
+
+@pytest.mark.parametrize("flags", PRINTS)
+def test_listed_print_command_loads(flags: str) -> None:
+    assert load_config(shlex.split(flags)).config_files
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_file_loads_alone(file: str) -> None:
+    assert load_config(["--config", file]).config_files == (file,)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_file_is_in_the_table_and_in_a_run(file: str) -> None:
+    assert f"`{file.removeprefix('train_configs/')}`" in README
+    assert any(f"--config {file}" in flags for _, flags in RUNS)
+
+
+def test_default_file_restates_the_defaults_of_the_schema() -> None:
+    """A default is changed in the schema and in default.toml together, never in one of them."""
+    defaults = to_dict(Config())
+    for key, value in read_values("train_configs/default.toml").items():
+        assert value == defaults[SETTINGS[key].table][SETTINGS[key].name], key

@@ -1,0 +1,31 @@
+"""The tables: paper defaults, immutability, and that each default obeys the rules."""
+
+import dataclasses
+
+import pytest
+
+from rollverify.config.schema import SETTINGS, TABLES, Config
+
+
+def test_paper_defaults() -> None:
+    config = Config()
+    assert (config.loss.clip_low, config.loss.clip_high) == (0.2, 0.3)
+    assert config.correction.threshold == 2.0
+    assert config.rollout.group_size == 8
+
+
+def test_settings_are_unique_and_in_table_order() -> None:
+    tables = list(dict.fromkeys(setting.table for setting in SETTINGS.values()))
+    assert tables == list(TABLES)
+    assert len(SETTINGS) == sum(len(dataclasses.fields(table)) for table in TABLES.values())
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().training.steps = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_two_configs_do_not_share_engine_options() -> None:
+    first, second = Config(), Config()
+    first.engine.options["block_size"] = 16
+    assert second.engine.options == {}

@@ -1,0 +1,47 @@
+"""Fixtures shared by the unit tests."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+WORKER_TIMEOUT_S = 60
+
+
+@pytest.fixture
+def run_gloo_workers(tmp_path: Path) -> Callable[[Path, int], Path]:
+    """Run `worker.py RANK WORLD_SIZE FOLDER` once per rank and return FOLDER.
+
+    The workers meet through a file in FOLDER, so no port is needed; each is killed by its own
+    pid after a timeout.
+    """
+
+    def run(script: Path, world_size: int) -> Path:
+        folder = tmp_path / f"world_{world_size}"
+        folder.mkdir()
+        workers = [start_worker(script, rank, world_size, folder) for rank in range(world_size)]
+        try:
+            for worker in workers:
+                _, errors = worker.communicate(timeout=WORKER_TIMEOUT_S)
+                assert worker.returncode == 0, errors
+        finally:
+            for worker in workers:
+                worker.kill()  # Does nothing to a process that has ended.
+                worker.wait()
+        return folder
+
+    return run
+
+
+def start_worker(script: Path, rank: int, world_size: int, folder: Path) -> subprocess.Popen[str]:
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(script), str(rank), str(world_size), str(folder)]
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)

@@ -1,0 +1,148 @@
+"""Reading, writing and encoding prompt files; every bad file gives one clear line."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rollverify.data.prompts import Prompt, encode_prompts, load_prompts, write_jsonl
+from rollverify.errors import DataError
+from rollverify.tasks.tokenizer import build_tokenizer
+
+GOOD = '{"id": "a", "prompt": "Fk2=", "answer": "0c"}'
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    def write(content):
+        path = tmp_path / "set.jsonl"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def prompts_of(*texts):
+    return [Prompt(prompt_id=str(i), text=text, answer="0a") for i, text in enumerate(texts)]
+
+
+def test_load_reads_lines_in_order_with_default_ids(prompt_file):
+    path = prompt_file(GOOD + '\n{"prompt": "x", "answer": "y", "more": 1}\n{"id": 7, "prompt": "p"'
+                       ', "answer": "q"}\n\n')  # fmt: skip
+    assert load_prompts(path) == [
+        Prompt(prompt_id="a", text="Fk2=", answer="0c"),
+        Prompt(prompt_id="2", text="x", answer="y"),
+        Prompt(prompt_id="7", text="p", answer="q"),
+    ]
+
+
+def test_load_splits_at_newlines_only(prompt_file):
+    text = "one\u2028two\x85three"  # characters at which str.splitlines would split too
+    path = prompt_file(f'\ufeff{{"prompt": "{text}", "answer": "a"}}\r\n')
+    assert [p.text for p in load_prompts(path)] == [text]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"set\.jsonl is empty; give it lines"),
+        ("\n \n", r"set\.jsonl is empty"),
+        (GOOD + "\n{oops\n", r"set\.jsonl:2: not valid JSON \(.*column 2\)"),
+        (GOOD + "\n" + GOOD[:20], r"set\.jsonl:2: not valid JSON"),
+        ("[" * 100_000, r"set\.jsonl:1: JSON too large"),
+        (GOOD + "\n\n" + GOOD, r"set\.jsonl:2: blank line; remove it"),
+        ('["a"]', r"set\.jsonl:1: expected a JSON object, got list"),
+        (
+            '{"question": "a", "answer": "b"}',
+            r":1: key 'prompt' is missing; .*'question', 'answer'",
+        ),
+        (GOOD + '\n{"prompt": "x"}', r":2: key 'answer' is missing"),
+        ('{"prompt": 3, "answer": "b"}', r":1: 'prompt' must be a string, got int 3"),
+        ('{"prompt": "x", "answer": 42}', r":1: 'answer' must be a string, got int 42; put it in"),
+        ('{"prompt": "x", "answer": null}', r":1: 'answer' must be a string, got NoneType"),
+        ('{"prompt": "", "answer": "b"}', r":1: 'prompt' is empty"),
+        ('{"prompt": "x", "answer": " "}', r":1: 'answer' is empty"),  # RW03
+        ('{"id": true, "prompt": "x", "answer": "b"}', r":1: 'id' must be a string or an integer"),
+        (GOOD + "\n" + GOOD, r":2: id 'a' is already used on line 1; make ids unique"),
+        (
+            '{"id": "2", "prompt": "x", "answer": "y"}\n{"prompt": "x", "answer": "y"}',
+            r":2: id '2'",
+        ),
+        (b'{"prompt": "\xff"}', r"set\.jsonl is not UTF-8 text \(byte 12\)"),
+    ],
+)
+def test_bad_file_gives_one_line_naming_the_place(prompt_file, content, message):
+    with pytest.raises(DataError, match=message) as caught:
+        load_prompts(prompt_file(content))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_and_folder_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"none\.jsonl does not exist; check data\.train_file"):
+        load_prompts(tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match=r"cannot read prompt file .*; give a readable"):
+        load_prompts(tmp_path)
+
+
+def test_write_then_load_gives_the_same_prompts(tmp_path):
+    prompts = [Prompt(prompt_id="é 1", text='quote " and\nnewline', answer="0a")]
+    path = tmp_path / "new" / "set.jsonl"
+    write_jsonl(path, prompts_of("to be replaced"))
+    write_jsonl(path, prompts)
+    assert load_prompts(path) == prompts
+    assert os.listdir(path.parent) == ["set.jsonl"]
+
+
+def test_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path):
+    path = tmp_path / "set.jsonl"
+    write_jsonl(path, prompts_of("old"))
+
+    def breaks_half_way():
+        yield from prompts_of("new")
+        raise RuntimeError("no more prompts")
+
+    with pytest.raises(RuntimeError, match="no more prompts"):
+        write_jsonl(path, breaks_half_way())
+    assert [p.text for p in load_prompts(path)] == ["old"]
+    assert os.listdir(tmp_path) == ["set.jsonl"]
+
+
+def test_write_below_a_file_is_a_data_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot write .*; choose a folder"):
+        write_jsonl(tmp_path / "file" / "set.jsonl", prompts_of("a"))
+
+
+def test_encode_gives_plain_ids_without_bos():
+    tokenizer = build_tokenizer()
+    ids = encode_prompts(prompts_of("Fk2=", "A"), tokenizer, 4, "set.jsonl")
+    assert ids == [tokenizer.encode("Fk2=").ids, tokenizer.encode("A").ids]
+    assert [len(row) for row in ids] == [4, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "Fk12=",
+            r"set\.jsonl:2: the prompt has 5 tokens, more than rollout\.max_prompt_tokens = 4",
+        ),
+        ("é", r"set\.jsonl:2: the tokenizer cannot encode the prompt"),
+        ("", r"set\.jsonl:2: the prompt gives no token"),
+    ],
+)
+def test_encode_names_the_line_of_a_bad_prompt(text, message):
+    with pytest.raises(DataError, match=message) as caught:
+        encode_prompts(prompts_of("Fk2=", text), build_tokenizer(), 4, "set.jsonl")
+    assert "\n" not in str(caught.value)
+
+
+def test_prompts_and_rewards_import_without_torch():
+    code = (
+        "import sys; import rollverify.data.prompts, rollverify.rewards; "
+        "bad = {'torch', 'torchdata', 'torchtitan', 'vllm'} & set(sys.modules); "
+        "sys.exit(repr(bad) if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

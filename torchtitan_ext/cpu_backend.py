@@ -1,0 +1,90 @@
+"""Makes torchtitan 0.3.0 run on machines without an accelerator.
+
+torchtitan asks `torchtitan.tools.utils` for a device module at import time and several of its
+modules copy the answer, so `install_cpu_backend` must run before they are imported. It does
+nothing on a machine with an accelerator. It does not change any numerics.
+"""
+
+import contextlib
+import os
+import resource
+import sys
+import types
+
+import torch
+
+_COPIES = (
+    "torchtitan.distributed.utils",
+    "torchtitan.distributed.parallel_dims",
+    "torchtitan.components.metrics",
+    "torchtitan.models.common.token_dispatcher",
+    "torchtitan.tools.profiler",
+)
+
+
+class _CpuProperties:
+    """The one property torchtitan reads of a device: its memory in bytes."""
+
+    def __init__(self) -> None:
+        self.total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _memory_stats(device: object = None) -> dict[str, int]:
+    """Peak resident memory of this process under the keys of `torch.cuda.memory_stats`."""
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "active_bytes.all.peak": peak_bytes,
+        "reserved_bytes.all.peak": peak_bytes,
+        "num_alloc_retries": 0,
+        "num_ooms": 0,
+    }
+
+
+def _cpu_device_module() -> types.ModuleType:
+    """Build the module that stands where `torch.cuda` would."""
+    module = types.ModuleType("torchtitan_ext_cpu_device")
+    module.get_device_name = lambda device=None: "CPU"
+    module.get_device_properties = lambda device=None: _CpuProperties()
+    module.current_device = lambda: 0
+    module.device_count = lambda: 1
+    module.set_device = lambda device: None
+    module.synchronize = lambda device=None: None
+    module.empty_cache = lambda: None
+    module.reset_peak_memory_stats = lambda device=None: None
+    module.memory_stats = _memory_stats
+    module.is_available = lambda: True
+    module.Stream = torch.Stream
+    module.stream = lambda stream: contextlib.nullcontext()
+    return module
+
+
+def uses_cpu() -> bool:
+    """True where no accelerator is visible to torch."""
+    return torch.accelerator.current_accelerator(check_available=True) is None
+
+
+def install_cpu_backend() -> bool:
+    """Point torchtitan at the CPU where no accelerator is visible. May be called again.
+
+    Returns:
+        True where the CPU is in use, False where an accelerator is and nothing was changed.
+
+    Raises:
+        RuntimeError: if a torchtitan module that copies the device was imported before.
+    """
+    if not uses_cpu():
+        return False
+    from torchtitan.tools import utils
+
+    if utils.device_type == "cpu":
+        return True
+    early = [name for name in _COPIES if name in sys.modules]
+    if early:
+        raise RuntimeError(
+            f"install_cpu_backend() must run before {early[0]} is imported; call it first"
+        )
+    utils.device_type = "cpu"
+    utils.device_module = _cpu_device_module()
+    # Model FLOPS utilisation is meaningless here, and the table look-up starts `lspci`.
+    utils.get_peak_flops = lambda device_name: 1e12
+    return True

@@ -1,0 +1,150 @@
+"""Per-token log-probs and entropy from hidden states without ever holding [T, V] logits.
+
+Dimension letters: T tokens, C tokens of one chunk, D model width, V vocabulary.
+
+The output projection, the temperature and the log-softmax run over chunks of tokens, in the forward
+and again in the backward pass, so peak memory grows with the chunk and not with T. Logits are made in
+the weights' type and turned into float32 before any exponential.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torchtitan.models.common.linear import Linear
+
+FLOAT32_BYTES = 4
+
+
+def chunk_tokens(vocab_size: int, chunk_mib: int) -> int:
+    """Tokens per chunk so that one [C, V] float32 tensor takes at most `chunk_mib` MiB (>= 1)."""
+    return max(1, chunk_mib * 2**20 // (FLOAT32_BYTES * vocab_size))
+
+
+def _chunk_logits(hidden_CD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
+    return (hidden_CD @ weight_VD.T).float().div_(temperature)
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Forward keeps hidden states, weight and [T] results only; backward makes the logits again."""
+
+    @staticmethod
+    def forward(
+        ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens = hidden_TD.shape[0]
+        logprobs_T = torch.empty(num_tokens, dtype=torch.float32, device=hidden_TD.device)
+        entropy_T = torch.empty_like(logprobs_T)
+        lse_T = torch.empty_like(logprobs_T)
+        for start in range(0, num_tokens, chunk):
+            part = slice(start, start + chunk)
+            logits_CV = _chunk_logits(hidden_TD[part], weight_VD, temperature)
+            lse_C = torch.logsumexp(logits_CV, dim=-1)
+            chosen_C = logits_CV.gather(1, targets_T[part, None]).squeeze(1)
+            # Rounding may put the chosen logit a hair above logsumexp; a log-prob is never > 0.
+            logprobs_T[part] = (chosen_C - lse_C).clamp_(max=0.0)
+            probs_CV = torch.exp(logits_CV - lse_C[:, None])
+            entropy_T[part] = lse_C - (probs_CV.mul_(logits_CV)).sum(-1)
+            lse_T[part] = lse_C
+        ctx.save_for_backward(hidden_TD, weight_VD, targets_T, lse_T, entropy_T)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        return logprobs_T, entropy_T
+
+    @staticmethod
+    def backward(ctx, grad_logprobs_T: Tensor, grad_entropy_T: Tensor):
+        hidden_TD, weight_VD, targets_T, lse_T, entropy_T = ctx.saved_tensors
+        grad_hidden_TD = torch.empty_like(hidden_TD)
+        grad_weight_VD = torch.zeros_like(weight_VD)
+        has_entropy_grad = bool(grad_entropy_T.any())
+        for start in range(0, hidden_TD.shape[0], ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            hidden_CD = hidden_TD[part]
+            logits_CV = _chunk_logits(hidden_CD, weight_VD, ctx.temperature)
+            logprobs_CV = logits_CV.sub_(lse_T[part, None])
+            probs_CV = torch.exp(logprobs_CV)
+            # d logprob / d logits = onehot - p;   d entropy / d logits = -p (log p + H)
+            scale_C = grad_logprobs_T[part, None]
+            if has_entropy_grad:
+                entropy_term_CV = logprobs_CV.add_(entropy_T[part, None])
+                scale_CV = entropy_term_CV.mul_(grad_entropy_T[part, None]).add_(scale_C)
+                grad_logits_CV = probs_CV.mul_(scale_CV).neg_()
+            else:
+                grad_logits_CV = probs_CV.mul_(-scale_C)
+            grad_logits_CV.scatter_add_(1, targets_T[part, None], scale_C)
+            grad_logits_CV = grad_logits_CV.div_(ctx.temperature).to(weight_VD.dtype)
+            grad_hidden_TD[part] = grad_logits_CV @ weight_VD
+            grad_weight_VD.addmm_(grad_logits_CV.T, hidden_CD)
+        return grad_hidden_TD, grad_weight_VD, None, None, None
+
+
+def chunked_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target token and entropy of the distribution it was drawn from.
+
+    Differentiable in `hidden` and `weight`, through the log-probs and through the entropy.
+
+    Args:
+        hidden: [T, D] float; last hidden states, after the final norm.
+        weight: [V, D] float; output projection.
+        targets: [T] int64 in [0, V); the token whose log-prob is wanted.
+        temperature: > 0; logits are divided by it, as in the rollout engine.
+        chunk: tokens per chunk, >= 1.
+
+    Returns:
+        (log-probs [T] float32 nats, <= 0; entropy [T] float32 nats, >= 0).
+
+    Raises:
+        ValueError: if temperature or chunk is out of range.
+
+    Source:
+        Our choice; entropy as in DAPO's public implementation, H = logsumexp(z) - sum softmax(z) z.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be > 0, got {temperature}")
+    if chunk < 1:
+        raise ValueError(f"chunk must be >= 1, got {chunk}")
+    return _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk)
+
+
+class LogprobHead(Linear):
+    """The output projection of a policy model: hidden states and targets in, log-probs out.
+
+    Holds the same parameter under the same name as the `Linear` it stands for, so checkpoints and
+    Hugging Face names do not change, and FSDP's hooks see an ordinary forward.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        chunk_mib: int = 64
+        """MiB that one [C, V] float32 tensor may take; several live at a time."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.chunk = chunk_tokens(config.out_features, config.chunk_mib)
+
+    def forward(
+        self, input: Tensor, targets: Tensor, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Score the targets.
+
+        Args:
+            input: [1, T, D] hidden states.
+            targets: [1, T] int64.
+            temperature: > 0.
+
+        Returns:
+            (log-probs [T] float32 nats, entropy [T] float32 nats).
+        """
+        weight = self.weight
+        if isinstance(weight, DTensor):  # sharded over tensor parallel ranks: gather, with gradient
+            weight = weight.full_tensor()
+        hidden = input.to_local() if isinstance(input, DTensor) else input
+        return chunked_logprobs(
+            hidden.flatten(0, 1),
+            weight,
+            targets.flatten(),
+            temperature=temperature,
+            chunk=self.chunk,
+        )

@@ -1,0 +1,223 @@
+"""Model specs for torchtitan from a Hugging Face `config.json` folder (dense Qwen3).
+
+The model is torchtitan's own with the output projection replaced by `LogprobHead`, so a forward pass
+returns log-probs and entropy of given targets and never [T, V] logits. Does not read weights.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.nn as nn
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.models.common import CosSinRoPE, Embedding
+from torchtitan.models.common.attention import AttentionMasksType, VarlenAttention
+from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.parallelize import parallelize_qwen3
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_ext.logprob_head import LogprobHead
+
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
+
+
+class ModelFolderError(ValueError):
+    """A model folder that is missing, incomplete or of an architecture without a spec."""
+
+
+class PolicyQwen3(Qwen3Model):
+    """Qwen3 whose forward scores targets."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):
+        """The settings of `Qwen3Model`."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        attention_masks: AttentionMasksType | None = None,
+        *,
+        targets: Tensor,
+        temperature: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Score one packed row.
+
+        Args:
+            tokens: [1, T] int64, documents laid end to end.
+            positions: [1, T] int64, restarting at 0 at each document.
+            attention_masks: document boundaries, from `get_attention_masks`.
+            targets: [1, T] int64; token whose log-prob is wanted at each position.
+            temperature: > 0.
+
+        Returns:
+            (log-probs [T] float32 nats, entropy [T] float32 nats).
+        """
+        hidden = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            hidden = layer(hidden, attention_masks, positions)
+        return self.lm_head(self.norm(hidden), targets, temperature)
+
+
+def parallelize_policy(model: nn.Module, **kwargs: Any) -> nn.Module:
+    """torchtitan's Qwen3 parallelisation; on gloo, gradients are summed instead of pre-scaled.
+
+    Collective: yes, over the meshes in `kwargs["parallel_dims"]`.
+    """
+    model = parallelize_qwen3(model, **kwargs)
+    if kwargs["parallel_dims"].world_mesh.device_type == "cpu":
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def read_hf_config(folder: str | Path) -> dict[str, Any]:
+    """Read `config.json` of a Hugging Face model folder.
+
+    Raises:
+        ModelFolderError: if the folder or the file is missing or not JSON.
+    """
+    path = Path(folder) / "config.json"
+    if not Path(folder).is_dir():
+        raise ModelFolderError(f"model folder '{folder}' does not exist")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFolderError(f"'{folder}' has no config.json: not a model folder") from None
+    except json.JSONDecodeError as error:
+        raise ModelFolderError(f"{path}: not valid JSON ({error})") from None
+
+
+def _rope_theta(config: dict[str, Any], folder: object) -> float:
+    """Base of the rotary embedding, from either spelling in use; scaled variants are refused."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ModelFolderError(f"'{folder}': rope type '{kind}' is not supported, only 'default'")
+    theta = rope.get("rope_theta", config.get("rope_theta"))
+    if theta is None:
+        raise ModelFolderError(f"'{folder}': config.json has no rope_theta")
+    return float(theta)
+
+
+def _qwen3_config(config: dict[str, Any], folder: object, chunk_mib: int) -> PolicyQwen3.Config:
+    missing = [key for key in _REQUIRED if key not in config]
+    if missing:
+        raise ModelFolderError(f"'{folder}': config.json lacks {', '.join(missing)}")
+    if config.get("attention_bias") or config.get("use_sliding_window"):
+        raise ModelFolderError(f"'{folder}': attention bias and sliding windows are not supported")
+    dim, head_dim, num_layers = (
+        config["hidden_size"],
+        config["head_dim"],
+        config["num_hidden_layers"],
+    )
+    tied = bool(config.get("tie_word_embeddings", False))
+    init: Callable = functools.partial(nn.init.normal_, std=config.get("initializer_range", 0.02))
+    linear_init = {"weight": init, "bias": nn.init.zeros_}
+
+    def norm(size: int) -> RMSNorm.Config:
+        return RMSNorm.Config(
+            normalized_shape=size,
+            eps=config["rms_norm_eps"],
+            param_init={"weight": nn.init.ones_},
+        )
+
+    def layer() -> Qwen3TransformerBlock.Config:
+        return Qwen3TransformerBlock.Config(
+            attention_norm=norm(dim),
+            ffn_norm=norm(dim),
+            attention=make_gqa_config(
+                dim=dim,
+                n_heads=config["num_attention_heads"],
+                n_kv_heads=config["num_key_value_heads"],
+                head_dim=head_dim,
+                wqkv_param_init=linear_init,
+                wo_param_init=linear_init,
+                inner_attention=VarlenAttention.Config(),
+                rope=CosSinRoPE.Config(
+                    dim=head_dim,
+                    max_seq_len=config["max_position_embeddings"],
+                    theta=_rope_theta(config, folder),
+                ),
+                qk_norm=norm(head_dim),
+            ),
+            feed_forward=make_ffn_config(
+                dim=dim,
+                hidden_dim=config["intermediate_size"],
+                w1_param_init=linear_init,
+                w2w3_param_init=linear_init,
+            ),
+        )
+
+    return PolicyQwen3.Config(
+        vocab_size=config["vocab_size"],
+        dim=dim,
+        norm=norm(dim),
+        enable_weight_tying=tied,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=config["vocab_size"],
+            embedding_dim=dim,
+            param_init={"weight": skip_param_init if tied else init},
+        ),
+        lm_head=LogprobHead.Config(
+            in_features=dim,
+            out_features=config["vocab_size"],
+            param_init=linear_init,
+            chunk_mib=chunk_mib,
+        ),
+        layers=[layer() for _ in range(num_layers)],
+    )
+
+
+_BUILDERS = {"qwen3": (_qwen3_config, Qwen3StateDictAdapter)}
+
+
+def model_spec_from_hf(folder: str | Path, *, chunk_mib: int = 64) -> ModelSpec:
+    """Build the torchtitan spec of the model in a Hugging Face folder.
+
+    Args:
+        folder: holds `config.json`; weights are not read.
+        chunk_mib: MiB one chunk of float32 logits may take in the log-prob head.
+
+    Returns:
+        A spec whose model is on no device yet.
+
+    Raises:
+        ModelFolderError: if the folder is missing or broken, or its `model_type` has no spec.
+    """
+    config = read_hf_config(folder)
+    model_type = config.get("model_type")
+    if model_type not in _BUILDERS:
+        raise ModelFolderError(
+            f"'{folder}': model_type '{model_type}' is not supported; supported: "
+            f"{', '.join(sorted(_BUILDERS))}"
+        )
+    build, adapter = _BUILDERS[model_type]
+    return ModelSpec(
+        name=model_type,
+        flavor=Path(folder).name,
+        model=build(config, folder, chunk_mib),
+        parallelize_fn=parallelize_policy,
+        pipelining_fn=None,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=adapter,
+    )

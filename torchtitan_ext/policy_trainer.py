@@ -1,0 +1,237 @@
+"""A torchtitan `Trainer` that takes packed rows and a per-token loss instead of a data loader.
+
+Parallelism, optimizer, schedule, checkpoints and metrics processor are torchtitan's. What differs:
+one optimizer step is driven from outside (`forward_backward`, `optimizer_step`), a scoring pass
+without gradient (`score`), and weights come out under Hugging Face names (`hf_parameters`).
+Gradients are summed over ranks, not averaged, so a loss must be divided by global counts.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.trainer import Trainer
+
+from torchtitan_ext.process_group import init_process_group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedRow:
+    """Documents laid end to end in one row; one forward pass.
+
+    Example: documents [5, 6, 7] and [8, 9], scored from their second token on, give
+    tokens [5, 6, 8], positions [0, 1, 0], targets [6, 7, 9].
+    """
+
+    tokens: Tensor
+    """[T] int64; each document without its last token."""
+
+    positions: Tensor
+    """[T] int64; restarts at 0 at each document."""
+
+    targets: Tensor
+    """[T] int64; the token that follows."""
+
+
+TokenLoss = Callable[[int, Tensor, Tensor], Tensor]
+"""(row index, log-probs [T], entropy [T]) -> scalar, already divided by global counts."""
+
+
+class NoTokenizer(BaseTokenizer):
+    """Token ids come in from outside; torchtitan's trainer only wants the object."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseTokenizer.Config):
+        """No settings."""
+
+    def __init__(self, config: Config, *, tokenizer_path: str) -> None:
+        super().__init__()
+
+    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
+        """Not available."""
+        raise NotImplementedError("the policy trainer takes token ids")
+
+    def decode(self, *args: Any, **kwargs: Any) -> str:
+        """Not available."""
+        raise NotImplementedError("the policy trainer takes token ids")
+
+    def get_vocab_size(self) -> int:
+        """Not available."""
+        raise NotImplementedError("the policy trainer takes token ids")
+
+
+class NoDataLoader(BaseDataLoader):
+    """Rows come in from outside; torchtitan's trainer only wants the object."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """No settings."""
+
+    def __init__(self, config: Config, **kwargs: Any) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        return iter(())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to save."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""
+
+
+class PolicyTrainer(Trainer):
+    """Updates and scores a policy. All public methods with collectives say so."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Trainer.Config):
+        """torchtitan's trainer settings without tokenizer and data loader."""
+
+        tokenizer: BaseTokenizer.Config = field(default_factory=NoTokenizer.Config)
+        dataloader: BaseDataLoader.Config = field(default_factory=NoDataLoader.Config)
+        loss: CrossEntropyLoss.Config = field(default_factory=CrossEntropyLoss.Config)
+
+    def init_distributed(self) -> ParallelDims:
+        """Join the process group unless the caller has, and lay out the parallel dimensions.
+
+        Collective: yes, over the world.
+        """
+        _, world_size = init_process_group(self.config.comm.init_timeout_seconds)
+        return ParallelDims.from_config(self.config.parallelism, world_size)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The sharded model (pipeline parallelism is not supported, so there is one part)."""
+        return self.model_parts[0]
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among the ranks that hold different data."""
+        mesh = self.parallel_dims.get_optional_mesh("batch")
+        return 0 if mesh is None else mesh.get_local_rank()
+
+    @property
+    def data_world_size(self) -> int:
+        """Number of ranks that hold different data."""
+        mesh = self.parallel_dims.get_optional_mesh("batch")
+        return 1 if mesh is None else mesh.size()
+
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The process group of those ranks; None where there is one."""
+        mesh = self.parallel_dims.get_optional_mesh("batch")
+        return None if mesh is None else mesh.get_group()
+
+    def _forward(self, row: PackedRow, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropy, each [T] float32."""
+        batch = {
+            "input": row.tokens[None].to(self.device),
+            "positions": row.positions[None].to(self.device),
+        }
+        targets = row.targets[None].to(self.device)
+        inputs, targets, extra = self.post_dataloading_process(batch, targets)
+        return self.model(inputs, **extra, targets=targets, temperature=temperature)
+
+    def forward_backward(
+        self, rows: list[PackedRow], token_loss: TokenLoss, *, temperature: float = 1.0
+    ) -> Tensor:
+        """Run forward and backward over the rows; gradients add up until `optimizer_step`.
+
+        Args:
+            rows: this rank's rows; every data rank must pass the same number.
+            token_loss: gives the loss of one row from its log-probs and entropy.
+            temperature: > 0; as in the rollout engine.
+
+        Returns:
+            Scalar float32: this rank's share of the loss, summed over rows.
+
+        Source:
+            Collective: yes, over the world (FSDP gathers and reduces per row).
+        """
+        total = torch.zeros((), device=self.device)
+        for index, row in enumerate(rows):
+            with self.train_context():
+                logprobs, entropy = self._forward(row, temperature)
+                loss = token_loss(index, logprobs, entropy)
+                loss.backward()
+            total += loss.detach()
+            self.ntokens_seen += row.tokens.numel()
+        return total
+
+    def optimizer_step(self) -> tuple[float, float]:
+        """Clip gradients, step optimizer and schedule, clear gradients.
+
+        Returns:
+            (gradient norm before clipping, learning rate used).
+
+        Raises:
+            FloatingPointError: if the gradient norm is not finite; parameters are left alone.
+
+        Source:
+            Collective: yes, over the world.
+        """
+        learning_rate = next(iter(self.lr_schedulers.get_metrics().values()))
+        grad_norm = dist_utils.clip_grad_norm_(
+            list(self.model.parameters()),
+            self.config.training.max_norm,
+            foreach=True,
+            pp_mesh=None,
+            ep_enabled=self.parallel_dims.ep_enabled,
+        ).item()
+        if not torch.isfinite(torch.tensor(grad_norm)):
+            raise FloatingPointError(
+                f"gradient norm is {grad_norm} at step {self.step + 1}; lower training.lr or look "
+                "at the loss inputs of this step"
+            )
+        self.checkpointer.maybe_wait_for_staging()
+        self.optimizers.step()
+        self.lr_schedulers.step()
+        self.optimizers.zero_grad()
+        self.step += 1
+        self.gc_handler.run(self.step)
+        return grad_norm, learning_rate
+
+    @torch.no_grad()
+    def score(self, rows: list[PackedRow], *, temperature: float = 1.0) -> list[Tensor]:
+        """Log-probs of the rows' targets under the current weights.
+
+        Args:
+            rows: this rank's rows; every data rank must pass the same number.
+            temperature: > 0.
+
+        Returns:
+            One [T] float32 tensor of nats per row, on the CPU.
+
+        Source:
+            Collective: yes, over the world.
+        """
+        with self.train_context():
+            return [self._forward(row, temperature)[0].cpu() for row in rows]
+
+    @torch.no_grad()
+    def hf_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights one by one under Hugging Face names, gathered from the shards.
+
+        Only the tensor handed out last is held in full, so peak extra memory is one parameter.
+
+        Yields:
+            (name, full tensor on this rank's device). Tied output weights are not repeated.
+
+        Source:
+            Collective: yes, over the world; every rank must exhaust the iterator.
+        """
+        adapter = self.config.model_spec.state_dict_adapter(self.model_config, None)
+        for name, value in self.model.state_dict().items():
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            yield from adapter.to_hf({name: full}).items()
+            del full

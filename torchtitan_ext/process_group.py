@@ -1,0 +1,38 @@
+"""Joins the default process group the same way on one process, one node and many."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from torchtitan_ext.cpu_backend import uses_cpu
+
+
+def init_process_group(timeout_s: float) -> tuple[int, int]:
+    """Join the default process group; a single process needs no address and no port.
+
+    Args:
+        timeout_s: a collective that waits longer raises.
+
+    Returns:
+        (rank, world size).
+
+    Raises:
+        RuntimeError: from torch, if the rendezvous fails.
+
+    Source:
+        Collective: yes, over the world.
+    """
+    # torchtitan needs the whole backward pass on one thread (its own set-up does the same).
+    torch.autograd.set_multithreading_enabled(False)
+    if not dist.is_initialized():
+        os.environ.setdefault("LOCAL_RANK", "0")
+        backend = "gloo" if uses_cpu() else "cpu:gloo,cuda:nccl"
+        timeout = timedelta(seconds=timeout_s)
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            store = dist.HashStore()
+            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        else:
+            dist.init_process_group(backend, timeout=timeout)
+    return dist.get_rank(), dist.get_world_size()

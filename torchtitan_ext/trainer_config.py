@@ -1,0 +1,154 @@
+"""Builds a `PolicyTrainer` from plain values; torchtitan's config objects are not shown to callers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchtitan.components.checkpointer import CheckpointManager
+from torchtitan.components.metrics import MetricsProcessor
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
+from torchtitan.components.optimizer.optimizer import ParamGroupConfig
+from torchtitan.config.configs import (
+    CommConfig,
+    DebugConfig,
+    ParallelismConfig,
+    TrainingConfig,
+)
+from torchtitan.config.override import OverrideConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.tools import utils
+
+from torchtitan_ext import float32_experts, packed_attention
+from torchtitan_ext.model_specs import model_spec_from_hf
+from torchtitan_ext.policy_trainer import PolicyTrainer
+from torchtitan_ext.process_group import init_process_group
+
+CHECKPOINT_FOLDER = "checkpoints"
+
+_ACTIVATION_CHECKPOINT = {"none": None, "selective": SelectiveAC, "full": FullAC}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSettings:
+    """What a policy trainer needs to know."""
+
+    model_folder: str
+    """Hugging Face folder with config.json and safetensors."""
+
+    run_folder: str
+    """Checkpoints go below it."""
+
+    load_weights: bool = True
+    """False starts from random weights."""
+
+    steps: int
+    """Optimizer steps of the whole run, for the schedule."""
+
+    max_sequence_tokens: int
+    """Longest prompt plus response."""
+
+    lr: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    warmup_steps: int
+    lr_decay: Literal["constant", "linear", "cosine"]
+    max_grad_norm: float
+    dtype: Literal["float32", "bfloat16"]
+    """Of computation; parameters and reductions stay float32."""
+
+    logprob_chunk_mib: int
+    activation_checkpoint: Literal["none", "selective", "full"]
+    seed: int
+    data_parallel_replicate: int = 1
+    data_parallel_shard: int = -1
+    tensor_parallel: int = 1
+    expert_parallel: int = 1
+    collective_timeout_s: int = 600
+    """A rank that waits longer for the others fails."""
+
+
+def _lr_scheduler(settings: TrainerSettings) -> LRSchedulersContainer.Config:
+    if settings.lr_decay == "constant":
+        return LRSchedulersContainer.Config(warmup_steps=settings.warmup_steps, decay_ratio=0.0)
+    return LRSchedulersContainer.Config(
+        warmup_steps=settings.warmup_steps, decay_type=settings.lr_decay
+    )
+
+
+def _optimizer(settings: TrainerSettings) -> OptimizersContainer.Config:
+    group = ParamGroupConfig(
+        pattern=".*",
+        optimizer_name="AdamW",
+        optimizer_kwargs={
+            "lr": settings.lr,
+            "weight_decay": settings.weight_decay,
+            "betas": (settings.beta1, settings.beta2),
+            "eps": settings.eps,
+        },
+    )
+    return OptimizersContainer.Config(param_groups=[group], implementation="fused")
+
+
+def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
+    """Build the sharded trainer and load the model folder's weights.
+
+    Args:
+        settings: plain values.
+
+    Returns:
+        A trainer at step 0.
+
+    Raises:
+        ModelFolderError: if the folder does not hold a supported model.
+        ValueError: from torchtitan, if the parallel degrees do not fit the world.
+
+    Source:
+        Collective: yes, over the world.
+    """
+    init_process_group(settings.collective_timeout_s)
+    overrides = []
+    if utils.device_type == "cpu":
+        overrides = [packed_attention.OVERRIDE]
+    spec = model_spec_from_hf(settings.model_folder, chunk_mib=settings.logprob_chunk_mib)
+    if utils.device_type == "cpu" and any(layer.moe is not None for layer in spec.model.layers):
+        overrides.append(float32_experts.OVERRIDE)
+    activation_checkpoint = _ACTIVATION_CHECKPOINT[settings.activation_checkpoint]
+    config = PolicyTrainer.Config(
+        model_spec=spec,
+        hf_assets_path=settings.model_folder,
+        dump_folder=settings.run_folder,
+        optimizer=_optimizer(settings),
+        lr_scheduler=_lr_scheduler(settings),
+        training=TrainingConfig(
+            seq_len=settings.max_sequence_tokens,
+            steps=settings.steps,
+            max_norm=settings.max_grad_norm,
+            mixed_precision_param=settings.dtype,
+            disable_cuda_graphs=True,
+        ),
+        parallelism=ParallelismConfig(
+            spmd_backend="partial_dtensor",
+            data_parallel_replicate_degree=settings.data_parallel_replicate,
+            data_parallel_shard_degree=settings.data_parallel_shard,
+            tensor_parallel_degree=settings.tensor_parallel,
+            expert_parallel_degree=settings.expert_parallel,
+            enable_sequence_parallel=False,
+        ),
+        checkpoint=CheckpointManager.Config(
+            enable=True,
+            folder=CHECKPOINT_FOLDER,
+            interval=1,
+            keep_latest_k=0,
+            initial_load_path=settings.model_folder if settings.load_weights else None,
+            initial_load_in_hf=settings.load_weights,
+            initial_load_model_only=settings.load_weights,
+            last_save_model_only=False,
+        ),
+        metrics=MetricsProcessor.Config(enable_tensorboard=False, log_freq=10**9),
+        comm=CommConfig(init_timeout_seconds=settings.collective_timeout_s, trace_buf_size=0),
+        activation_checkpoint=activation_checkpoint.Config() if activation_checkpoint else None,
+        debug=DebugConfig(seed=settings.seed, enable_structured_logging=False),
+        override=OverrideConfig(imports=overrides),
+    )
+    return PolicyTrainer(config)
