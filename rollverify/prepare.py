@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollverify.config.prepare_table import PrepareConfig
+from rollverify.environment import set_defaults
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
 from rollverify.log import init_logger
 from rollverify.run_folder import resolve
@@ -31,19 +32,6 @@ TEST_FILE = "test.jsonl"
 REPORT_FILE = "report.json"
 MAX_POSITIONS = 512
 """Context of the base model, tokens."""
-
-_TASK_KEYS = (
-    "seed",
-    "num_functions",
-    "num_states",
-    "median_steps",
-    "sigma",
-    "min_steps",
-    "max_steps",
-    "noisy_entry_frac",
-    "noise_low",
-    "noise_high",
-)
 
 
 def base_folder(prepare: PrepareConfig) -> Path:
@@ -101,7 +89,18 @@ def prepare_base_model(prepare: PrepareConfig) -> Path:
         return target
     from rollverify.tasks.permutation_chain import PermutationChain
 
-    task = PermutationChain(**{key: getattr(prepare, key) for key in _TASK_KEYS})
+    task = PermutationChain(
+        seed=prepare.seed,
+        num_functions=prepare.num_functions,
+        num_states=prepare.num_states,
+        median_steps=prepare.median_steps,
+        sigma=prepare.sigma,
+        min_steps=prepare.min_steps,
+        max_steps=prepare.max_steps,
+        noisy_entry_frac=prepare.noisy_entry_frac,
+        noise_low=prepare.noise_low,
+        noise_high=prepare.noise_high,
+    )
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     start_s = time.perf_counter()
@@ -142,6 +141,7 @@ def _write_task(task: object, prepare: PrepareConfig, folder: Path) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Prepare the base model of a command line's config; return the exit code."""
+    set_defaults()
     init_logger(rank=0)
     try:
         loaded, _ = resolve(argv)

@@ -149,7 +149,13 @@ class StopRequest:
             number: signal.signal(number, _leave_to_thread)
             for number in (signal.SIGINT, signal.SIGTERM)
         }
-        os.register_at_fork(after_in_child=self._forget_in_child)
+        # A signal to a child that is just being forked must neither reach us nor get lost.
+        self._masks = threading.local()
+        os.register_at_fork(
+            before=self._hold_signals,
+            after_in_parent=self._release_signals,
+            after_in_child=self._forget_in_child,
+        )
         threading.Thread(target=self._read_signals, name="stop-request", daemon=True).start()
 
     @property
@@ -191,12 +197,20 @@ class StopRequest:
         if not self._is_done.wait(self.limit_s):
             os._exit(self.exit_code)
 
+    def _hold_signals(self) -> None:
+        held = (signal.SIGINT, signal.SIGTERM)
+        self._masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+
+    def _release_signals(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.old)
+
     def _forget_in_child(self) -> None:
         """A forked child has no reader thread, and its signals are not the parent's."""
-        if self._old_handlers and threading.current_thread() is threading.main_thread():
+        if self._old_handlers:
             signal.set_wakeup_fd(-1)
             for number in self._old_handlers:
                 signal.signal(number, signal.SIG_DFL)
+        self._release_signals()
 
 
 def _leave_to_thread(_signal: int, _frame: FrameType | None) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rollverify.environment import set_defaults
 from rollverify.hooks import HookPoint
 from rollverify.log import init_logger
 from rollverify.shutdown import die_with_parent, write_rank_error
@@ -51,6 +52,7 @@ def train(run: "Run") -> None:
 def main(argv: Sequence[str]) -> int:
     """Build the run of a command line, train, report; return the exit code."""
     die_with_parent()
+    set_defaults()
     init_logger(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     run = None
     try:

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import types
+import warnings
 
 import torch
 
@@ -83,6 +84,9 @@ def install_cpu_backend() -> bool:
         raise RuntimeError(
             f"install_cpu_backend() must run before {early[0]} is imported; call it first"
         )
+    # DTensor says so at every random draw on a CPU mesh; weights are drawn replicated, then sharded.
+    warnings.filterwarnings("ignore", message="DTensor random operators may not have complete")
+    warnings.filterwarnings("ignore", message="DTensor manual_seed")
     utils.device_type = "cpu"
     utils.device_module = _cpu_device_module()
     # Model FLOPS utilisation is meaningless here, and the table look-up starts `lspci`.

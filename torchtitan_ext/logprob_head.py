@@ -41,11 +41,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
             part = slice(start, start + chunk)
             logits_CV = _chunk_logits(hidden_TD[part], weight_VD, temperature)
             lse_C = torch.logsumexp(logits_CV, dim=-1)
-            chosen_C = logits_CV.gather(1, targets_T[part, None]).squeeze(1)
-            # Rounding may put the chosen logit a hair above logsumexp; a log-prob is never > 0.
-            logprobs_T[part] = (chosen_C - lse_C).clamp_(max=0.0)
-            probs_CV = torch.exp(logits_CV - lse_C[:, None])
-            entropy_T[part] = lse_C - (probs_CV.mul_(logits_CV)).sum(-1)
+            logprobs_CV = logits_CV.sub_(lse_C[:, None])
+            chosen_C = logprobs_CV.gather(1, targets_T[part, None]).squeeze(1)
+            # Rounding may put the largest logit a hair above logsumexp; a log-prob is never > 0.
+            logprobs_T[part] = chosen_C.clamp_(max=0.0)
+            # Not logsumexp(z) - sum p z: large logits would cancel and cost all digits.
+            entropy_C = -torch.exp(logprobs_CV).mul_(logprobs_CV).sum(-1)
+            entropy_T[part] = entropy_C.clamp_(min=0.0)
             lse_T[part] = lse_C
         ctx.save_for_backward(hidden_TD, weight_VD, targets_T, lse_T, entropy_T)
         ctx.temperature, ctx.chunk = temperature, chunk
@@ -99,7 +101,7 @@ def chunked_logprobs(
         ValueError: if temperature or chunk is out of range.
 
     Source:
-        Our choice; entropy as in DAPO's public implementation, H = logsumexp(z) - sum softmax(z) z.
+        Our choice; entropy by its definition, H = -sum p log p.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be > 0, got {temperature}")

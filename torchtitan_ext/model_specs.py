@@ -94,17 +94,20 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
     """Read `config.json` of a Hugging Face model folder.
 
     Raises:
-        ModelFolderError: if the folder or the file is missing or not JSON.
+        ModelFolderError: if the folder or the file is missing, or it holds no JSON object.
     """
     path = Path(folder) / "config.json"
     if not Path(folder).is_dir():
         raise ModelFolderError(f"model folder '{folder}' does not exist")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelFolderError(f"'{folder}' has no config.json: not a model folder") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # JSONDecodeError or UnicodeDecodeError
         raise ModelFolderError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise ModelFolderError(f"{path}: must hold a JSON object, got {type(config).__name__}")
+    return config
 
 
 def _rope_theta(config: dict[str, Any], folder: object) -> float:
@@ -119,12 +122,31 @@ def _rope_theta(config: dict[str, Any], folder: object) -> float:
     return float(theta)
 
 
-def _qwen3_config(config: dict[str, Any], folder: object, chunk_mib: int) -> PolicyQwen3.Config:
+def _check_supported(config: dict[str, Any], folder: object) -> None:
+    """Refuse what is missing, malformed, or would be computed other than the file says."""
     missing = [key for key in _REQUIRED if key not in config]
     if missing:
         raise ModelFolderError(f"'{folder}': config.json lacks {', '.join(missing)}")
+    for key in _REQUIRED:
+        if isinstance(config[key], bool) or not isinstance(config[key], int | float):
+            raise ModelFolderError(
+                f"'{folder}': config.json: {key} must be a number, got {config[key]!r}"
+            )
+    if config["num_attention_heads"] % config["num_key_value_heads"]:
+        raise ModelFolderError(
+            f"'{folder}': num_attention_heads {config['num_attention_heads']} is not a multiple of "
+            f"num_key_value_heads {config['num_key_value_heads']}"
+        )
     if config.get("attention_bias") or config.get("use_sliding_window"):
         raise ModelFolderError(f"'{folder}': attention bias and sliding windows are not supported")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelFolderError(
+            f"'{folder}': hidden_act '{config['hidden_act']}' is not supported, only 'silu'"
+        )
+
+
+def _qwen3_config(config: dict[str, Any], folder: object, chunk_mib: int) -> PolicyQwen3.Config:
+    _check_supported(config, folder)
     dim, head_dim, num_layers = (
         config["hidden_size"],
         config["head_dim"],

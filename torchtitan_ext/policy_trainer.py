@@ -165,7 +165,6 @@ class PolicyTrainer(Trainer):
                 loss = token_loss(index, logprobs, entropy)
                 loss.backward()
             total += loss.detach()
-            self.ntokens_seen += row.tokens.numel()
         return total
 
     def optimizer_step(self) -> tuple[float, float]:
@@ -215,8 +214,11 @@ class PolicyTrainer(Trainer):
         Source:
             Collective: yes, over the world.
         """
+        num_trained = self.ntokens_seen
         with self.train_context():
-            return [self._forward(row, temperature)[0].cpu() for row in rows]
+            scores = [self._forward(row, temperature)[0].cpu() for row in rows]
+        self.ntokens_seen = num_trained  # torchtitan counts every forward pass.
+        return scores
 
     @torch.no_grad()
     def hf_parameters(self) -> Iterator[tuple[str, Tensor]]:

@@ -21,7 +21,7 @@ class RolloutConfig(Table):
     """Longest prompt; a longer one is an error, never cut."""
     max_response_tokens: Annotated[int, Range(ge=1)] = 352
     """Longest response; sampling stops there with status "length"."""
-    temperature: Annotated[float, Range(gt=0)] = 1.0
+    temperature: Annotated[float, Range(gt=0, le=2)] = 1.0
     """Sampling temperature; the trainer divides its logits by the same number."""
     top_p: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Nucleus sampling. Must stay 1: see `rollverify.config.check`."""

@@ -75,7 +75,7 @@ class EvaluationConfig(Table):
     """Test problems used, from the start of the file; fewer if the file has fewer."""
     samples_per_problem: Annotated[int, Range(ge=1)] = 8
     """Responses sampled per problem for the mean accuracy; a greedy one is scored beside them."""
-    temperature: Annotated[float, Range(gt=0)] = 1.0
+    temperature: Annotated[float, Range(gt=0, le=2)] = 1.0
     """Temperature of the sampled responses."""
 
 

@@ -1,4 +1,4 @@
-"""The launcher with stand-in workers: exit codes, first cause, nothing left behind (PX01, PX03)."""
+"""The launcher with stand-in workers: exit codes, first cause, nothing left behind (PX01)."""
 
 import os
 import signal
@@ -6,105 +6,30 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from launch_workers import (
+    FAMILY,
+    ROOT,
+    guarded,
+    is_running,
+    leftovers,
+    start_launcher,
+    wait_for,
+    wait_until_gone,
+)
 
 from rollverify.launch import rank_stage, torchrun_stage
-
-ROOT = Path(__file__).resolve().parents[2]
-
-DRIVER = """
-import sys
-from rollverify.launch import Modules, launch
-ranks, prepare, *argv = sys.argv[1:]
-modules = Modules(train="train_worker", prepare="prepare_worker")
-sys.exit(launch(argv, int(ranks), needs_prepare=prepare == "prepare", modules=modules))
-"""
-
-GUARDED = """
-import os, sys, time
-from rollverify.errors import DataError
-from rollverify.shutdown import StopRequest, write_rank_error
-rank = int(os.environ["RANK"])
-try:
-{body}
-except BaseException as error:
-    sys.exit(write_rank_error(error))
-"""
-
-FAMILY = """
-import os, pathlib, signal, subprocess, sys, time
-{before}
-code = "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); input()"
-child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
-                         stdout=subprocess.PIPE, text=True)
-lone = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-pids = [os.getpid(), child.pid, int(child.stdout.readline()), lone.pid]
-pathlib.Path(sys.argv[1]).write_text(" ".join(map(str, pids)) + "\\n")
-{after}
-"""
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Starts the launcher; `train` and `prepare` are the sources of the stand-in workers."""
-
-    def run(
-        train: str, *argv: str, ranks: int = 1, prepare: str = "", grace_s: float = 10.0
-    ) -> "subprocess.Popen[str]":
-        (tmp_path / "train_worker.py").write_text(train)
-        (tmp_path / "prepare_worker.py").write_text(prepare)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
-            "ROLLVERIFY_STOP_GRACE_S": str(grace_s),
-            "TMPDIR": str(tmp_path),
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-c", DRIVER, str(ranks), "prepare" if prepare else "-", *argv]
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    return run
-
-
-def guarded(*lines: str) -> str:
-    """Source of a worker whose main function runs these lines and reports what they raise."""
-    return GUARDED.format(body="\n".join(f"    {line}" for line in lines))
-
-
-def wait_for(file: Path, timeout_s: float = 20.0) -> str:
-    """The file's text, as soon as it ends with a line break."""
-    deadline = time.monotonic() + timeout_s
-    while not (file.exists() and file.read_text().endswith("\n")):
-        assert time.monotonic() < deadline, f"{file.name} did not appear"
-        time.sleep(0.02)
-    return file.read_text()
-
-
-def is_running(pid: int) -> bool:
-    """False for ended processes, and for those that only wait to be collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until_gone(pids: list[int], timeout_s: float) -> list[int]:
-    """The process ids that still run after the time given."""
-    deadline = time.monotonic() + timeout_s
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
-
-
-def leftovers(folder: Path) -> list[str]:
-    """What runs left in their folder for temporary files."""
-    return [entry.name for entry in folder.iterdir() if entry.name.startswith("rollverify-")]
+    """Starts the launcher with stand-in workers in a folder of their own."""
+    return partial(start_launcher, tmp_path)
 
 
 def test_success_is_exit_code_0_with_the_flags_passed_on(start: Start, tmp_path: Path) -> None:
@@ -255,67 +180,3 @@ def test_ports_are_chosen_while_they_are_bound() -> None:
     assert variables["MASTER_PORT"] == "0"
     assert command[command.index("--rdzv-endpoint") + 1] == "127.0.0.1:0"
     assert command[-3:] == ["--module", "m", "--a"] and more == {}
-
-
-GLOO = """
-import torch.distributed as dist, torch
-dist.init_process_group("gloo")
-value = torch.tensor([dist.get_rank() + 1.0])
-dist.all_reduce(value)
-print(f"sum {value.item():.0f}", flush=True)
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize(("ranks", "runs"), [(1, 8), (2, 3)])
-def test_launches_at_once_do_not_clash(ranks: int, runs: int, start: Start) -> None:
-    """PX03: each run forms its own group; 1 rank sums to 1, 2 ranks to 1 + 2 = 3."""
-    children = [start(GLOO, ranks=ranks) for _ in range(runs)]
-    expected = f"sum {1 if ranks == 1 else 3}\n" * ranks
-    for child in children:
-        out, err = child.communicate(timeout=120)
-        assert (child.returncode, out) == (0, expected), err
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_error_on_one_rank_ends_all_ranks_with_its_cause_last(start: Start) -> None:
-    lines = ["print(rank, flush=True)", "if rank == 1: raise DataError('broken line 7')"]
-    child = start(guarded(*lines, "time.sleep(1000)"), ranks=2)
-    begun = time.monotonic()
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 2
-    assert sorted(out.split()) == ["0", "1"]
-    assert err.splitlines()[-1] == "error: rank 1: broken line 7"
-    assert time.monotonic() - begun < 40
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_killed_rank_is_the_first_cause_before_what_its_peers_say(start: Start) -> None:
-    lines = ["import signal, torch, torch.distributed as dist", "dist.init_process_group('gloo')"]
-    lines += [
-        "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)",
-        "dist.all_reduce(torch.ones(1))",
-    ]
-    child = start(guarded(*lines, "time.sleep(1000)"), ranks=2)
-    _, err = child.communicate(timeout=60)
-    assert child.returncode == 1
-    assert err.splitlines()[-1].startswith("error: rank 1: the process was ended by SIGKILL")
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_signal_with_two_ranks_leaves_no_process(number: int, start: Start, tmp_path: Path) -> None:
-    """PX01 through torchrun, whose ranks have sessions of their own."""
-    source = FAMILY.format(before="sys.argv[1] += os.environ['RANK']", after="time.sleep(1000)")
-    child = start(source, str(tmp_path / "pids"), ranks=2)
-    files = [wait_for(tmp_path / f"pids{rank}", 40) for rank in range(2)]
-    pids = [int(word) for text in files for word in text.split()]
-    child.send_signal(number)
-    child.communicate(timeout=12)
-    assert child.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert wait_until_gone(pids, 5.0) == []

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from launch_workers import ROOT, wait_until_gone
 
 from rollverify.errors import ConfigError
 from rollverify.shutdown import (
@@ -21,8 +22,6 @@ from rollverify.shutdown import (
     stop_grace_s,
     write_rank_error,
 )
-
-ROOT = Path(__file__).resolve().parents[2]
 
 PREAMBLE = """
 import logging, os, signal, sys, time
@@ -155,18 +154,7 @@ time.sleep(60)
     pid = int(parent.stderr.readline())
     parent.kill()
     parent.communicate(timeout=5)
-    deadline = time.monotonic() + 5
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not is_running(pid)
-
-
-def is_running(pid: int) -> bool:
-    """False for ended processes, and for those that only wait to be collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert wait_until_gone([pid], 5.0) == []
 
 
 def test_die_with_parent_keeps_a_process_whose_parent_lives() -> None:

@@ -1,0 +1,201 @@
+"""Builds the single objects of a run from the config; `build.py` decides which and joins them.
+
+Sees `Config`, like `build.py`; what it builds gets plain values.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollverify.config.schema import Config
+from rollverify.data.loader import PromptLoader
+from rollverify.errors import ConfigError
+from rollverify.inputs import ModelFolder
+from rollverify.rollout.engine import RolloutEngine
+from rollverify.rollout.on_policy import EncodedPrompt, OnPolicyRollouter
+from rollverify.rollout.weight_sync import WeightSync
+from rollverify.stages.evaluation import Evaluation
+from rollverify.training.checkpoint import LoopState, RunCheckpoint
+from rollverify.training.policy_update import PolicyUpdate
+from torchtitan_ext.cpu_backend import install_cpu_backend
+
+install_cpu_backend()
+
+from torchtitan_ext.model_specs import ModelFolderError
+from torchtitan_ext.policy_trainer import PackedRow, PolicyTrainer
+from torchtitan_ext.trainer_config import CHECKPOINT_FOLDER, TrainerSettings, build_policy_trainer
+
+COLLECTIVE_TIMEOUT_S = 600.0
+
+
+def make_policy_trainer(config: Config, model: ModelFolder, folder: Path) -> PolicyTrainer:
+    """The sharded policy with the model folder's weights. Collective: yes, over the world."""
+    training, parallelism = config.training, config.parallelism
+    settings = TrainerSettings(
+        model_folder=str(model.path.resolve()),
+        run_folder=str(folder),
+        steps=training.steps,
+        max_sequence_tokens=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
+        lr=training.lr,
+        weight_decay=training.weight_decay,
+        beta1=training.beta1,
+        beta2=training.beta2,
+        eps=training.eps,
+        warmup_steps=training.warmup_steps,
+        lr_decay=training.lr_decay,
+        max_grad_norm=training.max_grad_norm,
+        dtype=training.dtype,
+        logprob_chunk_mib=training.logprob_chunk_mib,
+        activation_checkpoint=training.activation_checkpoint,
+        seed=config.run.seed,
+        data_parallel_replicate=parallelism.data_parallel_replicate,
+        data_parallel_shard=parallelism.data_parallel_shard,
+        tensor_parallel=parallelism.tensor_parallel,
+        expert_parallel=parallelism.expert_parallel,
+        collective_timeout_s=int(COLLECTIVE_TIMEOUT_S),
+    )
+    try:
+        policy = build_policy_trainer(settings)
+    except ModelFolderError as error:
+        raise ConfigError(f"model.path: {error}") from error
+    # An empty checkpoint folder makes torchtitan read the model folder's weights.
+    policy.checkpointer.load()
+    return policy
+
+
+def make_engine(config: Config, model: ModelFolder) -> RolloutEngine:
+    """The vLLM engine with the model folder's weights."""
+    from rollverify.rollout.vllm_engine import VllmEngine
+
+    engine = config.engine
+    return VllmEngine(
+        str(model.path),
+        stop_token_id=model.stop_token_id,
+        dtype=engine.dtype,
+        max_model_len=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        kv_cache_gib=engine.kv_cache_gib,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        enforce_eager=engine.enforce_eager,
+        seed=config.run.seed,
+        options=dict(engine.options),
+    )
+
+
+def make_rollouter(
+    config: Config,
+    engine: RolloutEngine,
+    batches: Iterator[list[EncodedPrompt]],
+    policy: PolicyTrainer,
+) -> OnPolicyRollouter:
+    """The rollouter of this rank."""
+    return OnPolicyRollouter(
+        engine=engine,
+        batches=batches,
+        group_size=config.rollout.group_size,
+        max_response_tokens=config.rollout.max_response_tokens,
+        temperature=config.rollout.temperature,
+        max_num_seqs=config.engine.max_num_seqs,
+        run_seed=config.run.seed,
+        data_rank=policy.data_rank,
+        data_world_size=policy.data_world_size,
+    )
+
+
+def make_policy_update(config: Config, policy: PolicyTrainer) -> PolicyUpdate:
+    """The optimizer step with the configured loss."""
+    correction = config.correction
+    return PolicyUpdate(
+        trainer=policy,
+        micro_batch_tokens=config.training.micro_batch_tokens,
+        temperature=config.rollout.temperature,
+        clip_low=config.loss.clip_low,
+        clip_high=config.loss.clip_high,
+        truncation_threshold=correction.threshold if correction.name == "truncated" else None,
+        aggregation=config.loss.aggregation,
+        constant_length=config.rollout.max_response_tokens,
+        advantage_std=config.advantage.std,
+        data_group=policy.data_group,
+    )
+
+
+def make_weight_sync(
+    config: Config, engine: RolloutEngine, policy: PolicyTrainer, vocab_size: int
+) -> WeightSync:
+    """The transfer from trainer to engine, with a probe of ids spread over the vocabulary."""
+    probe = range(3, 3 + 7 * config.weight_sync.probe_tokens, 7)
+    return WeightSync(
+        engine=engine,
+        parameters=policy.hf_parameters,
+        trainer_score=_Scorer(policy),
+        probe_ids=[number % vocab_size for number in probe],
+        parity_tolerance=config.weight_sync.parity_tolerance,
+    )
+
+
+class _Scorer:
+    """Log-probs of a token sequence by the trainer at temperature 1."""
+
+    def __init__(self, policy: PolicyTrainer) -> None:
+        self._policy = policy
+
+    def __call__(self, token_ids: list[int]) -> list[float]:
+        ids = torch.tensor(token_ids)
+        row = PackedRow(tokens=ids[:-1], positions=torch.arange(len(ids) - 1), targets=ids[1:])
+        return self._policy.score([row])[0].tolist()
+
+
+def make_evaluation(
+    config: Config, engine: RolloutEngine, test: list[EncodedPrompt], policy: PolicyTrainer
+) -> Evaluation:
+    """The pass over the test set; this rank takes its share."""
+    return Evaluation(
+        engine=engine,
+        prompts=test,
+        samples_per_problem=config.evaluation.samples_per_problem,
+        temperature=config.evaluation.temperature,
+        max_response_tokens=config.rollout.max_response_tokens,
+        max_num_seqs=config.engine.max_num_seqs,
+        run_seed=config.run.seed,
+        every_steps=config.evaluation.every_steps,
+        last_step=config.training.steps,
+        data_rank=policy.data_rank,
+        data_world_size=policy.data_world_size,
+    )
+
+
+def make_checkpoint(
+    config: Config,
+    folder: Path,
+    policy: PolicyTrainer,
+    loader: PromptLoader,
+    rollouter: OnPolicyRollouter,
+    evaluation: Evaluation | None,
+    rank: int,
+) -> RunCheckpoint:
+    """Checkpoints of model, optimizer, prompt position, group count and test results."""
+
+    def collect() -> dict[str, Any]:
+        return {
+            "loader": loader.state_dict(),
+            "num_groups_drawn": rollouter.num_groups_drawn,
+            "evaluation": evaluation.results if evaluation is not None else {},
+        }
+
+    def restore(values: dict[str, Any]) -> None:
+        loader.load_state_dict(values["loader"])
+        rollouter.num_groups_drawn = values["num_groups_drawn"]
+        if evaluation is not None:
+            evaluation.results = {int(step): m for step, m in values["evaluation"].items()}
+
+    return RunCheckpoint(
+        folder=folder / CHECKPOINT_FOLDER,
+        checkpointer=policy.checkpointer,
+        model_shapes=lambda: {k: tuple(v.shape) for k, v in policy.model.state_dict().items()},
+        loop_state=LoopState(collect, restore),
+        keep=config.checkpoint.keep,
+        rank=rank,
+    )

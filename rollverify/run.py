@@ -1,0 +1,109 @@
+"""The objects of one run on one rank, and what happens before, between and after its iterations.
+
+The iterations themselves are in `train.py`; `build.py` puts the objects together.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from rollverify.config.dump import to_json
+from rollverify.config.schema import Config
+from rollverify.hooks import HookRegistry
+from rollverify.metrics.recorder import Recorder
+from rollverify.report import final_report
+from rollverify.rollout.engine import RolloutEngine
+from rollverify.rollout.on_policy import OnPolicyRollouter
+from rollverify.rollout.weight_sync import WeightSync
+from rollverify.shutdown import StopRequest
+from rollverify.stages.checkpointing import Checkpointing
+from rollverify.stages.evaluation import Evaluation
+from rollverify.state import StepState
+from rollverify.training.policy_update import PolicyUpdate
+
+if TYPE_CHECKING:
+    from torchtitan_ext.policy_trainer import PolicyTrainer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The objects of one run, on one rank."""
+
+    config: Config
+    folder: Path
+    rank: int
+    policy: "PolicyTrainer"
+    rollouter: OnPolicyRollouter
+    trainer: PolicyUpdate
+    weight_sync: WeightSync
+    hooks: HookRegistry
+    recorder: Recorder
+    evaluation: Evaluation | None
+    checkpointing: Checkpointing
+    engine: RolloutEngine
+    export: Callable[[Path], None]
+    """Writes the policy as a Hugging Face folder. Collective."""
+
+    stop: StopRequest
+    first_step: int = 1
+
+    def start(self) -> None:
+        """Bring the engine to the trainer's weights and measure the base model.
+
+        Collective: yes, over the world.
+        """
+        self.hooks.log_order()
+        self.recorder.log_config(to_json(self.config))
+        self.weight_sync.push(self.first_step - 1)
+        if self.evaluation is not None and self.first_step == 1:
+            state = StepState(step=0, policy_version=0)
+            state.metrics |= self.evaluation.run(0)
+            self.recorder.log(state)
+
+    def steps(self) -> Iterator[int]:
+        """Steps that are left, until one rank was asked to stop. Collective: yes, per step."""
+        for step in range(self.first_step, self.config.training.steps + 1):
+            if self._stop_agreed():
+                logger.info("stopping before step %d", step)
+                break
+            yield step
+            self.policy.step = step
+
+    def _stop_agreed(self) -> bool:
+        requested = torch.tensor(int(self.stop.requested), device=self.policy.device)
+        dist.all_reduce(requested, op=dist.ReduceOp.MAX)
+        return bool(requested.item())
+
+    def finish(self) -> int:
+        """Save what was asked for, export, print the table; return the exit code.
+
+        Collective: yes, over the world.
+        """
+        done = self.policy.step
+        if done < self.config.training.steps:
+            if self.config.checkpoint.save_on_interrupt and done > 0:
+                self.checkpointing.save(done)
+            self.stop.done()
+            logger.info("stopped after step %d; go on with --resume %s", done, self.folder)
+            return self.stop.exit_code
+        if self.config.checkpoint.export_final:
+            self.export(self.folder / "model")
+        self.stop.done()
+        if self.rank == 0:
+            final_report(self.folder, self.evaluation.results if self.evaluation else {})
+        return 0
+
+    def close(self) -> None:
+        """Release engine, files and process group."""
+        self.recorder.close()
+        self.engine.close()
+        self.policy.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
