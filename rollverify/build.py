@@ -40,6 +40,7 @@ from rollverify.stages.checkpointing import Checkpointing
 from rollverify.stages.evaluation import Evaluation
 from rollverify.stages.rollout_metrics import RolloutMetrics
 from rollverify.stages.throughput import Throughput
+from rollverify.training.checkpoint import RunCheckpoint
 from torchtitan_ext.hf_folder import write_hf_folder
 from torchtitan_ext.process_group import init_process_group
 
@@ -74,7 +75,7 @@ def build_run(argv: Sequence[str]) -> Run:
     rank, world_size = _join_ranks()
     check_world_size(config, world_size)
     folder = _shared_folder(config, resumed, rank)
-    policy = make_policy_trainer(config, model, folder)
+    policy = make_policy_trainer(config, model, folder, is_resumed=resumed is not None)
     engine = make_engine(config, model)
     loader = _loader(config, prompts)
     batches = encoded_batches(loader, prompts, encoded)
@@ -84,11 +85,7 @@ def build_run(argv: Sequence[str]) -> Run:
     first_step = checkpoint.load_latest() + 1 if resumed is not None else 1
     recorder = _recorder(config, folder, rank, world_size, first_step)
     weight_sync = make_weight_sync(config, engine, policy, model.vocab_size)
-    checkpointing = Checkpointing(
-        save=checkpoint.save,
-        every_steps=config.checkpoint.every_steps,
-        last_step=config.training.steps,
-    )
+    checkpointing = _checkpointing(config, checkpoint)
     return Run(
         config=config,
         folder=folder,
@@ -204,6 +201,14 @@ def _loader(config: Config, prompts: list[Prompt]) -> PromptLoader:
         prompts_per_step=config.rollout.prompts_per_step,
         seed=config.run.seed,
         shuffle=config.data.shuffle,
+    )
+
+
+def _checkpointing(config: Config, checkpoint: RunCheckpoint) -> Checkpointing:
+    return Checkpointing(
+        save=checkpoint.save,
+        every_steps=config.checkpoint.every_steps,
+        last_step=config.training.steps,
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads what a run starts from: model folder, tokenizer, prompts; refuses what does not fit together.
+"""Reads what a run starts from: model folder, tokenizer, prompts; refuses what does not fit.
 
 Loads no weights and starts no engine, so a mistake is found within a second or two.
 """
@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -62,10 +63,8 @@ def read_model_folder(path: Path, max_sequence_tokens: int) -> ModelFolder:
         tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises the bare class.
         raise DataError(f"{path}/tokenizer.json cannot be read ({error})") from error
-    try:
-        vocab_size, max_positions = config["vocab_size"], config["max_position_embeddings"]
-    except KeyError as error:
-        raise ConfigError(f"{path}/config.json lacks {error}") from None
+    vocab_size = _whole_number(config, "vocab_size", path)
+    max_positions = _whole_number(config, "max_position_embeddings", path)
     largest_id = max(tokenizer.get_vocab().values(), default=-1)
     if largest_id >= vocab_size:
         raise DataError(
@@ -81,22 +80,36 @@ def read_model_folder(path: Path, max_sequence_tokens: int) -> ModelFolder:
         path=path,
         vocab_size=vocab_size,
         max_positions=max_positions,
-        stop_token_id=_stop_token_id(config, path, tokenizer),
+        stop_token_id=_stop_token_id(config, path, tokenizer, vocab_size),
         tokenizer=tokenizer,
     )
 
 
-def _read_json(file: Path, folder: Path) -> dict:
+def _read_json(file: Path, folder: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"model.path '{folder}' holds no {file.name}") from None
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror})") from error
+    except ValueError as error:  # Neither JSON nor, before that, UTF-8.
         raise ConfigError(f"{file}: not valid JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: expected a JSON object, got {type(values).__name__}")
+    return values
 
 
-def _stop_token_id(config: dict, path: Path, tokenizer: Tokenizer) -> int:
-    """The id in config.json, else that of the tokenizer's eos token."""
+def _whole_number(config: dict[str, Any], key: str, path: Path) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{path}/config.json: {key} must be a whole number >= 1, got {value!r}")
+    return value
+
+
+def _stop_token_id(
+    config: dict[str, Any], path: Path, tokenizer: Tokenizer, vocab_size: int
+) -> int:
+    """The id in config.json (of several the first), else that of the tokenizer's eos token."""
     stop = config.get("eos_token_id")
     if isinstance(stop, list):
         stop = stop[0] if stop else None
@@ -105,8 +118,14 @@ def _stop_token_id(config: dict, path: Path, tokenizer: Tokenizer) -> int:
         eos = eos.get("content") if isinstance(eos, dict) else eos
         stop = tokenizer.token_to_id(eos) if eos else None
     if stop is None:
-        raise ConfigError(f"model.path '{path}': neither config.json nor the tokenizer names an "
-                          "eos token; add eos_token_id to config.json")
+        raise ConfigError(
+            f"model.path '{path}': neither config.json nor the tokenizer names an eos token; add "
+            "eos_token_id to config.json"
+        )
+    if not isinstance(stop, int) or not 0 <= stop < vocab_size:
+        raise ConfigError(
+            f"model.path '{path}': eos_token_id {stop!r} is not below vocab_size = {vocab_size}"
+        )
     return stop
 
 

@@ -30,8 +30,13 @@ from torchtitan_ext.trainer_config import CHECKPOINT_FOLDER, TrainerSettings, bu
 COLLECTIVE_TIMEOUT_S = 600.0
 
 
-def make_policy_trainer(config: Config, model: ModelFolder, folder: Path) -> PolicyTrainer:
-    """The sharded policy with the model folder's weights. Collective: yes, over the world."""
+def make_policy_trainer(
+    config: Config, model: ModelFolder, folder: Path, *, is_resumed: bool
+) -> PolicyTrainer:
+    """The sharded policy; with the model folder's weights unless a checkpoint will be loaded.
+
+    Collective: yes, over the world.
+    """
     training, parallelism = config.training, config.parallelism
     settings = TrainerSettings(
         model_folder=str(model.path.resolve()),
@@ -60,8 +65,10 @@ def make_policy_trainer(config: Config, model: ModelFolder, folder: Path) -> Pol
         policy = build_policy_trainer(settings)
     except ModelFolderError as error:
         raise ConfigError(f"model.path: {error}") from error
-    # An empty checkpoint folder makes torchtitan read the model folder's weights.
-    policy.checkpointer.load()
+    if not is_resumed:
+        # An empty checkpoint folder makes torchtitan read the model folder's weights. A checkpoint
+        # is left to `RunCheckpoint`, which checks it first.
+        policy.checkpointer.load()
     return policy
 
 
@@ -126,7 +133,10 @@ def make_weight_sync(
     config: Config, engine: RolloutEngine, policy: PolicyTrainer, vocab_size: int
 ) -> WeightSync:
     """The transfer from trainer to engine, with a probe of ids spread over the vocabulary."""
-    probe = range(3, 3 + 7 * config.weight_sync.probe_tokens, 7)
+    # The engine scores the probe as a prompt, which must leave room for one more token.
+    context = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    num_probe_tokens = min(config.weight_sync.probe_tokens, context - 1)
+    probe = range(3, 3 + 7 * num_probe_tokens, 7)
     return WeightSync(
         engine=engine,
         parameters=policy.hf_parameters,

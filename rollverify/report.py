@@ -6,6 +6,7 @@ Reads the run folder's metrics.jsonl, so a resumed run reports all of its steps.
 import json
 from pathlib import Path
 
+from rollverify.metrics.names import hook_time_key, phase_time_key
 from rollverify.metrics.recorder import METRICS_FILE
 from rollverify.metrics.table import summary_table
 
@@ -19,21 +20,28 @@ def _percent(value: float) -> str:
 
 def _accuracy_rows(results: dict[int, dict[str, float]]) -> list[list[str]]:
     first, last = results[min(results)], results[max(results)]
-    rows = [["test set", "before", f"after step {max(results)}", "change"]]
-    for key in first:
-        if key == "eval/greedy_accuracy" or key.startswith("eval/mean_at_"):
-            name = key.removeprefix("eval/").replace("_", " ").replace("mean at ", "mean@")
-            change = f"{100 * (last[key] - first[key]):+.1f} points"
-            rows.append([name, _percent(first[key]), _percent(last[key]), change])
+    keys = [k for k in last if k == "eval/greedy_accuracy" or k.startswith("eval/mean_at_")]
+    names = [k.removeprefix("eval/").replace("_", " ").replace("mean at ", "mean@") for k in keys]
+    after = f"after step {max(results)}"
+    if 0 not in results:  # A resumed run whose first part did not evaluate.
+        values = [_percent(last[key]) for key in keys]
+        return [["test set", after], *map(list, zip(names, values, strict=True))]
+    rows = [["test set", "before", after, "change"]]
+    for key, name in zip(keys, names, strict=True):
+        # Another number of samples per problem since a resume gives another key.
+        is_comparable = key in first
+        change = f"{100 * (last[key] - first[key]):+.1f} points" if is_comparable else "-"
+        before = _percent(first[key]) if is_comparable else "-"
+        rows.append([name, before, _percent(last[key]), change])
     return rows
 
 
 def _time_rows(steps: list[dict[str, float]]) -> list[list[str]]:
     total = sum(step.get("time/step_s", 0.0) for step in steps)
     rows = [["phase", "seconds", "share"]]
-    parts = {phase: sum(s.get(f"time/{phase}_s", 0.0) for s in steps) for phase in PHASES}
+    parts = {phase: sum(s.get(phase_time_key(phase), 0.0) for s in steps) for phase in PHASES}
     hooks = {
-        name: sum(s.get(f"time/hook/{name}_s", 0.0) for s in steps)
+        name: sum(s.get(hook_time_key(name), 0.0) for s in steps)
         for name in ("evaluation", "checkpointing")
     }
     parts["sync"] -= sum(hooks.values())

@@ -1,6 +1,7 @@
 """Where a run lives on disk: naming, finding the newest one, and what a resumed run must match.
 
-A run folder holds config.toml, config.json, checkpoints/, tb/, metrics.jsonl and, at the end, model/.
+A run folder holds config.toml, config.json, checkpoints/, tb/, metrics.jsonl and, at its end,
+model/ and report.txt.
 """
 
 import os

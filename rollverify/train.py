@@ -1,8 +1,8 @@
 """The training loop: rollout, train, verify, sync (RollVerify, Section 4.1).
 
-Invariant: at the start of iteration k + 1 trainer and rollout engine both hold policy k; the trainer
-moves to k + 1 in phase 2 and the engine follows in phase 4. What runs between the phases is listed
-in `build.py`.
+Invariant: at the start of iteration k + 1 trainer and rollout engine both hold policy k; the
+trainer moves to k + 1 in phase 2 and the engine follows in phase 4. What runs between the phases is
+listed in `build.py`.
 """
 
 import os

@@ -145,55 +145,55 @@ def _check_supported(config: dict[str, Any], folder: object) -> None:
         )
 
 
+def _norm(config: dict[str, Any], size: int) -> RMSNorm.Config:
+    return RMSNorm.Config(
+        normalized_shape=size,
+        eps=config["rms_norm_eps"],
+        param_init={"weight": nn.init.ones_},
+    )
+
+
+def _qwen3_layer(
+    config: dict[str, Any], folder: object, linear_init: dict[str, Callable]
+) -> Qwen3TransformerBlock.Config:
+    dim, head_dim = config["hidden_size"], config["head_dim"]
+    return Qwen3TransformerBlock.Config(
+        attention_norm=_norm(config, dim),
+        ffn_norm=_norm(config, dim),
+        attention=make_gqa_config(
+            dim=dim,
+            n_heads=config["num_attention_heads"],
+            n_kv_heads=config["num_key_value_heads"],
+            head_dim=head_dim,
+            wqkv_param_init=linear_init,
+            wo_param_init=linear_init,
+            inner_attention=VarlenAttention.Config(),
+            rope=CosSinRoPE.Config(
+                dim=head_dim,
+                max_seq_len=config["max_position_embeddings"],
+                theta=_rope_theta(config, folder),
+            ),
+            qk_norm=_norm(config, head_dim),
+        ),
+        feed_forward=make_ffn_config(
+            dim=dim,
+            hidden_dim=config["intermediate_size"],
+            w1_param_init=linear_init,
+            w2w3_param_init=linear_init,
+        ),
+    )
+
+
 def _qwen3_config(config: dict[str, Any], folder: object, chunk_mib: int) -> PolicyQwen3.Config:
     _check_supported(config, folder)
-    dim, head_dim, num_layers = (
-        config["hidden_size"],
-        config["head_dim"],
-        config["num_hidden_layers"],
-    )
+    dim, num_layers = config["hidden_size"], config["num_hidden_layers"]
     tied = bool(config.get("tie_word_embeddings", False))
     init: Callable = functools.partial(nn.init.normal_, std=config.get("initializer_range", 0.02))
     linear_init = {"weight": init, "bias": nn.init.zeros_}
-
-    def norm(size: int) -> RMSNorm.Config:
-        return RMSNorm.Config(
-            normalized_shape=size,
-            eps=config["rms_norm_eps"],
-            param_init={"weight": nn.init.ones_},
-        )
-
-    def layer() -> Qwen3TransformerBlock.Config:
-        return Qwen3TransformerBlock.Config(
-            attention_norm=norm(dim),
-            ffn_norm=norm(dim),
-            attention=make_gqa_config(
-                dim=dim,
-                n_heads=config["num_attention_heads"],
-                n_kv_heads=config["num_key_value_heads"],
-                head_dim=head_dim,
-                wqkv_param_init=linear_init,
-                wo_param_init=linear_init,
-                inner_attention=VarlenAttention.Config(),
-                rope=CosSinRoPE.Config(
-                    dim=head_dim,
-                    max_seq_len=config["max_position_embeddings"],
-                    theta=_rope_theta(config, folder),
-                ),
-                qk_norm=norm(head_dim),
-            ),
-            feed_forward=make_ffn_config(
-                dim=dim,
-                hidden_dim=config["intermediate_size"],
-                w1_param_init=linear_init,
-                w2w3_param_init=linear_init,
-            ),
-        )
-
     return PolicyQwen3.Config(
         vocab_size=config["vocab_size"],
         dim=dim,
-        norm=norm(dim),
+        norm=_norm(config, dim),
         enable_weight_tying=tied,
         tok_embeddings=Embedding.Config(
             num_embeddings=config["vocab_size"],
@@ -206,7 +206,7 @@ def _qwen3_config(config: dict[str, Any], folder: object, chunk_mib: int) -> Pol
             param_init=linear_init,
             chunk_mib=chunk_mib,
         ),
-        layers=[layer() for _ in range(num_layers)],
+        layers=[_qwen3_layer(config, folder, linear_init) for _ in range(num_layers)],
     )
 
 

@@ -177,8 +177,11 @@ def _check_prepared_model(config: Config) -> None:
             f"prepare.num_heads must be a multiple of prepare.num_kv_heads = "
             f"{prepare.num_kv_heads}, got {prepare.num_heads}",
         )
-    if prepare.head_dim % 2:
-        message = f"prepare.head_dim must be even, got {prepare.head_dim}"
+    if prepare.head_dim % 32:
+        message = (
+            f"prepare.head_dim must be a multiple of 32, got {prepare.head_dim}: the engine has no "
+            "CPU attention kernel for others"
+        )
         raise RuleError(("prepare.head_dim",), message)
 
 

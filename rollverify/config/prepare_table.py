@@ -48,7 +48,7 @@ class PrepareConfig(Table):
     num_kv_heads: Annotated[int, Range(ge=1)] = 1
     """Number of key and value heads; divides `num_heads`."""
     head_dim: Annotated[int, Range(ge=2)] = 32
-    """Size of one attention head; even, because rotary embeddings turn pairs."""
+    """Size of one attention head; a multiple of 32, as the engine's CPU kernels need."""
     intermediate_size: Annotated[int, Range(ge=1)] = 192
     """Width of the feed-forward layers."""
     tie_word_embeddings: bool = True

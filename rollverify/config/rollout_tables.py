@@ -56,4 +56,4 @@ class WeightSyncConfig(Table):
     parity_tolerance: Annotated[float, Range(gt=0)] = 1e-4
     """Largest allowed |engine - trainer| log-prob difference after a sync, nats."""
     probe_tokens: Annotated[int, Range(ge=2)] = 48
-    """Length of the fixed sequence that both score after each sync."""
+    """Length of the fixed sequence that both score after each sync; less in a short context."""

@@ -1,4 +1,4 @@
-"""What a rollout engine is: token ids in, token ids and their log-probs out, weights swapped in place.
+"""What a rollout engine is: token ids in, ids and their log-probs out, weights swapped in place.
 
 No engine library is imported here; `vllm_engine.py` holds the real one and tests hold fakes.
 """

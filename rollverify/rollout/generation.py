@@ -41,7 +41,8 @@ def run_requests(
         (completions by request id, stats).
 
     Raises:
-        RolloutError: if a request never came back or an unknown one did.
+        RolloutError: if a request never came back or came back twice, an unknown one did, or two
+            requests share an id.
     """
     expected = set()
     for request in requests:
@@ -56,6 +57,8 @@ def run_requests(
         stats.num_steps += 1
         stats.slot_steps += min(running, slots)
         for completion in engine.step():
+            if completion.request_id in completions:
+                raise RolloutError(f"request '{completion.request_id}' came back twice")
             completions[completion.request_id] = completion
             stats.num_tokens += len(completion.token_ids)
     stats.capacity = slots * stats.num_steps

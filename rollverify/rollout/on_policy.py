@@ -99,7 +99,12 @@ class OnPolicyRollouter:
         completions, self.stats = run_requests(self._engine, requests.values(), self._max_num_seqs)
         finished = [
             self._trajectory(
-                request, completions[request.request_id], batch[i], first_group + i, s, policy_version
+                request,
+                completions[request.request_id],
+                batch[i],
+                first_group + i,
+                s,
+                policy_version,
             )
             for (i, s), request in requests.items()
         ]

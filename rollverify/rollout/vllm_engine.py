@@ -1,27 +1,26 @@
 """vLLM in this process, behind `RolloutEngine`. The only file that imports vllm.
 
-One independent engine per data-parallel rank: rank variables are hidden from vLLM while it is built.
+One independent engine per rank: rank variables are hidden from vLLM while it is built.
 Sampling settings come from the requests alone; a model's `generation_config.json` is not read.
 Does not decide what to generate or when to load weights.
 """
 
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rollverify.environment import set_defaults
 from rollverify.errors import ConfigError, RolloutError
 from rollverify.rollout.engine import Completion, GenerationRequest
 
-# Read by vLLM when it is imported.
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "1" if "ROLLVERIFY_DEBUG" in os.environ else "0")
+set_defaults()
 
 from vllm import EngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -29,15 +28,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 logger = logging.getLogger(__name__)
 
-_RANK_VARIABLES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+_RANK_VARIABLES += ("MASTER_ADDR", "MASTER_PORT")
 _FINISH_REASONS = ("stop", "length")
 
 
@@ -65,6 +57,27 @@ def _keep_linear_weights_unpacked() -> None:
     for module in (utils, linear, vocab_parallel_embedding):
         if hasattr(module, "dispatch_cpu_unquantized_gemm"):
             module.dispatch_cpu_unquantized_gemm = use_plain_linear
+
+
+def _check_head_dim(model_folder: str) -> None:
+    """Refuse a model that vLLM's CPU attention has no kernel for.
+
+    Raises:
+        ConfigError: naming the head sizes there are; vLLM's own message names neither key nor cure.
+    """
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    try:
+        config = json.loads((Path(model_folder) / "config.json").read_text(encoding="utf-8"))
+        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return  # vLLM's own error is clear for a folder without a readable config.json.
+    supported = CPUAttentionBackend.get_supported_head_sizes()
+    if head_dim not in supported:
+        raise ConfigError(
+            f"'{model_folder}' has head_dim {head_dim}; on CPUs vLLM supports "
+            f"{', '.join(map(str, supported))}; use a model with one of them or a GPU"
+        )
 
 
 class VllmEngine:
@@ -101,10 +114,11 @@ class VllmEngine:
             options: further vLLM engine arguments, as they are.
 
         Raises:
-            ConfigError: if vLLM refuses the settings.
+            ConfigError: if vLLM refuses the settings or has no CPU kernel for the head size.
         """
         on_cpu = not torch.cuda.is_available()
         if on_cpu:
+            _check_head_dim(model_folder)
             _keep_linear_weights_unpacked()
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(kv_cache_gib)))
         arguments: dict[str, Any] = {
@@ -119,8 +133,13 @@ class VllmEngine:
             "logprobs_mode": "processed_logprobs",
             "disable_log_stats": True,
             "skip_tokenizer_init": True,
+            "use_tqdm_on_load": False,
         }
-        if not on_cpu:
+        if on_cpu:
+            # A prompt split over two steps makes vLLM rewind the request's generator, which torch
+            # cannot do on CPUs ("CPU Generator does not use offset").
+            arguments["enable_chunked_prefill"] = False
+        else:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
         arguments.update(options or {})
         with _hidden_rank_variables():
@@ -128,7 +147,9 @@ class VllmEngine:
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
             except (TypeError, ValueError) as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise ConfigError(f"vLLM refused the engine settings: {reason}; see [engine]") from error
+                raise ConfigError(
+                    f"vLLM refused the engine settings: {reason}; see [engine]"
+                ) from error
         self._stop_token_id = stop_token_id
         self._max_model_len = max_model_len
         self._num_warm_up = 0
@@ -194,7 +215,8 @@ class VllmEngine:
             flat = result.logprobs
             if len(flat) != len(token_ids):
                 raise RolloutError(
-                    f"request '{output.request_id}': {len(flat)} log-probs for {len(token_ids)} tokens"
+                    f"request '{output.request_id}': {len(flat)} log-probs for "
+                    f"{len(token_ids)} tokens"
                 )
             starts = flat.start_indices
             if any(flat.token_ids[s] != t for s, t in zip(starts, token_ids, strict=True)):
@@ -216,7 +238,7 @@ class VllmEngine:
         return self._engine.model_executor.driver_worker.worker.get_model()
 
     def parameter_names(self) -> set[str]:
-        """vLLM's parameter names; a tied output head is one with the embedding."""
+        """Parameter names in vLLM; a tied output head is one with the embedding."""
         return {name for name, _ in self._model().named_parameters()}
 
     @torch.no_grad()

@@ -64,8 +64,8 @@ class WeightSync:
             policy_version: version the trainer holds.
 
         Raises:
-            WeightSyncError: if names differ from the first transfer, come twice, or the engine did
-                not write every parameter it has.
+            WeightSyncError: if names differ from the first transfer, come twice, are unknown to the
+                engine or of another shape there, or the engine did not write every parameter.
             StaleWeightsError: if the probe's gap exceeds the tolerance.
 
         Source:
@@ -74,7 +74,13 @@ class WeightSync:
         start_s = time.perf_counter()
         self.policy_version = None
         sent: list[str] = []
-        written = self._engine.load_weights(self._recorded(sent))
+        try:
+            written = self._engine.load_weights(self._recorded(sent))
+        except (AssertionError, KeyError, ValueError) as error:  # an unknown name, a wrong shape
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise WeightSyncError(
+                f"weight '{sent[-1] if sent else ''}' could not be loaded: {reason}"
+            ) from error
         self._check_names(sent, written)
         self._engine.reset_prefix_cache()
         self._probe(policy_version)
@@ -82,9 +88,17 @@ class WeightSync:
         self.push_s = time.perf_counter() - start_s
 
     def _recorded(self, sent: list[str]) -> Iterator[tuple[str, Tensor]]:
+        """Hand tensors on; each is let go before the next is gathered, whoever still holds it.
+
+        A loader's loop variable outlives its iteration, which would keep two full tensors alive. It
+        gets an alias instead, emptied once the loader asks for more; the trainer's is not touched.
+        """
         for name, tensor in self._parameters():
             sent.append(name)
-            yield name, tensor
+            alias = tensor.detach()
+            del tensor
+            yield name, alias
+            alias.data = alias.new_empty(0)
 
     def _check_names(self, sent: list[str], written: set[str]) -> None:
         names = frozenset(sent)

@@ -1,4 +1,4 @@
-"""Periodic checkpoints. Runs at AFTER_WEIGHT_SYNC, last, so that a checkpoint holds a whole step."""
+"""Periodic checkpoints. Runs last at AFTER_WEIGHT_SYNC: a checkpoint holds a whole step."""
 
 from collections.abc import Callable
 

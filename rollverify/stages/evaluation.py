@@ -89,7 +89,9 @@ class Evaluation:
             for sample in range(self._k + 1)
         ]
         completions, _ = run_requests(self._engine, requests, self._max_num_seqs)
-        sums = dict.fromkeys(("problems", "greedy", "sampled", "tokens", "truncated"), 0.0)
+        sums: dict[str, float] = dict.fromkeys(
+            ("problems", "greedy", "sampled", "tokens", "truncated"), 0.0
+        )
         for index, prompt in self._prompts:
             sums["problems"] += 1
             for sample in range(self._k + 1):

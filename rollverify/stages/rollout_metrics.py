@@ -35,6 +35,7 @@ class RolloutMetrics:
         text_samples: int,
         text_samples_every: int,
         epoch: Callable[[], int],
+        data_group: dist.ProcessGroup | None,
     ) -> None:
         """Set up.
 
@@ -45,6 +46,7 @@ class RolloutMetrics:
             text_samples: responses to write each time; 0 writes none.
             text_samples_every: steps between two times.
             epoch: epoch of the prompts just used.
+            data_group: ranks that hold different trajectories; None where there is one.
         """
         self._rollouter = rollouter
         self._decode = decode
@@ -52,9 +54,10 @@ class RolloutMetrics:
         self._text_samples = text_samples
         self._text_samples_every = text_samples_every
         self._epoch = epoch
+        self._data_group = data_group
 
     def __call__(self, state: StepState) -> None:
-        """Reduce over ranks and write. Collective: yes, over the world."""
+        """Reduce over ranks and write. Collective: yes, over the data ranks."""
         finished = state.finished
         rewards = stacked(finished, "reward")
         lengths = [len(t["response_ids"]) for t in finished]
@@ -74,9 +77,11 @@ class RolloutMetrics:
             "slot_steps": float(stats.slot_steps),
             "capacity": float(stats.capacity),
         }
-        sums, _ = reduce_metrics(sums, {})
+        if self._data_group is not None:
+            sums, _ = reduce_metrics(sums, {}, self._data_group)
+            lengths = _all_lengths(lengths, self._data_group)
         state.metrics |= self._from_sums(sums)
-        state.metrics |= distribution("rollout/response_tokens", _all_lengths(lengths))
+        state.metrics |= distribution("rollout/response_tokens", lengths)
         state.metrics["progress/epoch"] = self._epoch()
         if self._text_samples and (state.step - 1) % self._text_samples_every == 0:
             self._write_samples(finished[: self._text_samples], state.step)
@@ -106,10 +111,8 @@ class RolloutMetrics:
         self._log_text("samples/responses", "\n\n".join(parts), step)
 
 
-def _all_lengths(lengths: list[int]) -> list[int]:
-    """Response lengths of all ranks. Collective: yes, over the world."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return lengths
-    gathered: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, lengths)
+def _all_lengths(lengths: list[int], group: dist.ProcessGroup) -> list[int]:
+    """Response lengths of all ranks of the group. Collective: yes, over the group."""
+    gathered: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(gathered, lengths, group=group)
     return [length for part in gathered for length in part]

@@ -1,7 +1,7 @@
-"""Save and resume a run: model, optimizer, schedule (DCP) and the loop's own state in one checkpoint.
+"""Save and resume a run: model, optimizer, schedule (DCP) and the loop's own state, together.
 
-A checkpoint is complete once DCP has written its `.metadata`, which it does last; only complete ones
-are ever loaded, and a run that dies inside a save resumes from the one before.
+A checkpoint is complete once DCP has written its `.metadata`, which it does last; only complete
+ones are ever loaded, and a run that dies inside a save resumes from the one before.
 """
 
 import json
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.stateful import Stateful
 
 from rollverify.errors import CheckpointError
@@ -23,6 +25,10 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 COMPLETE_FILE = ".metadata"
 _STEP_FOLDER = re.compile(r"step-(\d+)")
+
+
+_READ_ERRORS = (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError)
+"""What DCP raises on a damaged checkpoint; the first is no `Exception`, so it is easy to miss."""
 
 
 def complete_steps(folder: Path) -> list[int]:
@@ -134,9 +140,11 @@ class RunCheckpoint:
             dist.barrier()
         try:
             self._checkpointer.save(step)
-        except OSError as error:
-            raise CheckpointError(f"{self._folder}: {error.strerror or error}; free space or "
-                                  "choose another run.output_dir") from error
+        except (OSError, CheckpointException) as error:
+            raise CheckpointError(
+                f"{self._folder} cannot be written ({_reason(error)}); free space or choose "
+                "another run.output_dir"
+            ) from error
         if self._rank == 0:
             self._delete_old(step)
 
@@ -167,10 +175,9 @@ class RunCheckpoint:
             self._checkpointer.load(steps[-1])
         except CheckpointError:
             raise
-        except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        except _READ_ERRORS as error:
             raise CheckpointError(
-                f"{path} cannot be read ({reason}); delete it to resume from the one before"
+                f"{path} cannot be read ({_reason(error)}); delete it to resume from the one before"
             ) from error
         logger.info("resumed from %s", path)
         return steps[-1]
@@ -186,9 +193,18 @@ class RunCheckpoint:
             ) from error
         for name, shape in self._model_shapes().items():
             entry = saved.get(name)
-            found = tuple(entry.size) if entry is not None and hasattr(entry, "size") else None
+            found = tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
             if found != shape:
                 raise CheckpointError(
                     f"{path} belongs to another model: {name} is {found or 'missing'} there and "
                     f"{shape} in this run; resume with the model it was trained from"
                 )
+
+
+def _reason(error: BaseException) -> str:
+    """One line; where DCP has collected the failures of all ranks, the first of them."""
+    if isinstance(error, CheckpointException):
+        error = next((failure for failure, _ in error.failures.values()), error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -195,9 +195,7 @@ def _empty_sums() -> dict[str, float]:
     return dict.fromkeys([*_METRIC_OF_SUM, "loss"], 0.0)
 
 
-def _metrics(
-    sums: dict[str, float], maxima: dict[str, float], num_tokens: int
-) -> dict[str, float]:
+def _metrics(sums: dict[str, float], maxima: dict[str, float], num_tokens: int) -> dict[str, float]:
     metrics = {key: sums[name] / num_tokens for name, key in _METRIC_OF_SUM.items()}
     metrics["train/loss"] = sums["loss"]
     metrics["mismatch/logprob_abs_max"] = maxima["mismatch_abs_max"]

@@ -117,9 +117,7 @@ def _settings(prepare: PrepareConfig, folder: Path) -> TrainerSettings:
     )
 
 
-def _train(
-    trainer: PolicyTrainer, task: "PermutationChain", prepare: PrepareConfig
-) -> list[float]:
+def _train(trainer: PolicyTrainer, task: "PermutationChain", prepare: PrepareConfig) -> list[float]:
     """Loss of each step, nats per response token."""
     tokenizer = build_tokenizer()
     losses = []

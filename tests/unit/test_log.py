@@ -58,7 +58,10 @@ def test_rank_0_of_several_has_a_prefix_too(capsys):
 
 
 @pytest.mark.parametrize("name", ["torchtitan.trainer", "vllm.engine", "transformers", "other"])
-def test_libraries_show_only_errors_under_their_name(name, capsys):
+def test_libraries_show_only_errors_under_their_name(name, capsys, monkeypatch):
+    # A library that another test has imported may have given its logger a handler of its own.
+    monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     init_logger(rank=0)
     speak(name)
     logging.getLogger(name).error("an error")

@@ -1,0 +1,22 @@
+"""Runs scenarios under torchrun: `rank_worker.py FOLDER NAME...` writes FOLDER/NAME.pt on rank 0."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rank_scenarios import SCENARIOS
+
+
+def main(folder: Path, names: list[str]) -> None:
+    for name in names:
+        run, model, settings = SCENARIOS[name]
+        result = run(folder / model, folder / f"run_{name}", **settings)
+        if dist.get_rank() == 0:
+            torch.save(result, folder / f"{name}.pt")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,84 @@
+"""Two ranks against one on the same global batch: FSDP2, HSDP, tensor parallel, uneven rows.
+
+Rows are split over ranks and sums are taken in another order; nothing else may differ.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_scenarios import SCENARIOS
+from tiny_models import Reference, tiny_folder
+
+pytestmark = pytest.mark.distributed
+
+# Gradients of size 0.1 summed in another order differ by 1e-8 to 1e-7; Adam divides by |g| + 1e-3 and
+# the learning rate is 1e-2, so each of three steps may add 1e-6 at most.
+PARAMETER_TOLERANCE = {"atol": 3e-6, "rtol": 0.0}
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., None]
+) -> Path:
+    """Models, and the results of all scenarios on two ranks from one torchrun."""
+    root = tmp_path_factory.mktemp("ranks")
+    for name in ("tied", "untied"):
+        tiny_folder(root / name, tie_word_embeddings=name == "tied")
+    run_ranks("rank_worker.py", str(root), *SCENARIOS, timeout_s=150)
+    return root
+
+
+def two_ranks(folder: Path, name: str) -> dict[str, Any]:
+    return torch.load(folder / f"{name}.pt")
+
+
+def one_rank(folder: Path, name: str) -> dict[str, Any]:
+    run, model, _ = SCENARIOS[name]
+    return run(folder / model, folder / f"one_{name}")
+
+
+def assert_same_parameters(got: dict[str, Any], want: dict[str, Any], model: Path) -> None:
+    start = Reference(model).model.state_dict()
+    assert list(got) == list(want)
+    for name, tensor in want.items():
+        torch.testing.assert_close(got[name], tensor, **PARAMETER_TOLERANCE, msg=name)
+        # Far above the tolerance: weights that were never trained could not pass.
+        assert (tensor - start[name]).abs().max() > 1e-3, name
+
+
+STEPS = [name for name, (run, _, _) in SCENARIOS.items() if run.__name__ == "steps_scenario"]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_two_ranks_take_the_same_steps_as_one(folder: Path, name: str) -> None:
+    """AG05: global counts, summed gradients, and no average on top."""
+    got, want = two_ranks(folder, name), one_rank(folder, name)
+    assert got["data_world_size"] == (1 if name.startswith("tensor") else 2)
+    assert_same_parameters(got["parameters"], want["parameters"], folder / SCENARIOS[name][1])
+    # Norms before clipping: one rounding of a sum over 70,000 squares.
+    assert got["norms"] == pytest.approx(want["norms"], rel=1e-5)
+    # Scores of size 10 under parameters that differ by up to 3e-6 over two layers.
+    torch.testing.assert_close(got["score"], want["score"], atol=1e-4, rtol=0.0)
+
+
+def test_uneven_rows_are_filled_up_and_do_not_change_the_step(folder: Path) -> None:
+    """DH01: 3 rows of 8 tokens against 1 row of 4 + 4; both ranks run 3, as does the step's count."""
+    got, want = two_ranks(folder, "uneven_tied"), one_rank(folder, "uneven_tied")
+    assert got["metrics"]["train/num_micro_batches"] == 3
+    assert want["metrics"]["train/num_micro_batches"] == 4
+    # 3 responses of 7 tokens and 2 of 3: fillers are not counted.
+    assert got["metrics"]["train/num_tokens"] == want["metrics"]["train/num_tokens"] == 27
+    assert_same_parameters(got["parameters"], want["parameters"], folder / "tied")
+    for key in want["metrics"].keys() - {"train/num_micro_batches"}:
+        # Sums of 27 float32 values of size up to 10.
+        assert got["metrics"][key] == pytest.approx(want["metrics"][key], rel=1e-5, abs=1e-6), key
+
+
+def test_sharded_checkpoint_resumes_bit_for_bit(folder: Path) -> None:
+    result = two_ranks(folder, "checkpoint_untied")
+    assert result["straight"].keys() == result["resumed"].keys()
+    for name, tensor in result["straight"].items():
+        assert torch.equal(result["resumed"][name], tensor), name

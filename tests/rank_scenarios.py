@@ -1,0 +1,146 @@
+"""What one rank does in the tests with several ranks; the same code on one rank is the reference.
+
+Each scenario returns plain values that do not depend on how many ranks share the work.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tiny_models import (
+    PackedRow,
+    PolicyTrainer,
+    full_parameters,
+    packed_row,
+    random_documents,
+    tiny_trainer,
+)
+from torch import Tensor
+
+from rollverify.rollout.schema import Status, make_trajectory
+from rollverify.training.policy_update import PolicyUpdate
+
+NUM_STEPS = 3
+
+# Adam divides by |g| + eps. With an eps far above the rounding noise of a gradient (1e-8), a gradient
+# near 0 cannot turn its noise into a full step, so parameters can be compared.
+ADAM_EPS = 1e-3
+
+
+def trainer_of(model: Path, run: Path, **changes: Any) -> PolicyTrainer:
+    """A trainer for these scenarios. Collective: yes, over the world."""
+    return tiny_trainer(model, run, eps=ADAM_EPS, **changes)
+
+
+def global_rows(step: int) -> list[PackedRow]:
+    """Four rows of two documents of unequal length."""
+    documents = random_documents([5, 30, 12, 12, 2, 60, 33, 8], seed=step)
+    return [packed_row(documents[i : i + 2]) for i in range(0, 8, 2)]
+
+
+def take_global_step(trainer: PolicyTrainer, step: int) -> float:
+    """One step on the global batch, divided over the data ranks; returns the gradient norm."""
+    rows = global_rows(step)
+    count = sum(row.tokens.numel() for row in rows)
+
+    def loss(_: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
+        return -(logprobs.sum() + 0.1 * entropy.sum()) / count
+
+    mine = rows[trainer.data_rank :: trainer.data_world_size]
+    trainer.forward_backward(mine, loss, temperature=0.7)
+    return trainer.optimizer_step()[0]
+
+
+def steps_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]:
+    """Three steps; weights, gradient norms and scores of one fixed row."""
+    trainer = trainer_of(model, run, **changes)
+    norms = [take_global_step(trainer, step) for step in range(NUM_STEPS)]
+    result = {
+        "parameters": full_parameters(trainer),
+        "norms": norms,
+        "score": trainer.score([global_rows(99)[2]], temperature=0.7)[0],
+        "data_world_size": trainer.data_world_size,
+    }
+    trainer.close()
+    return result
+
+
+def trajectory(group: int, sample: int, length: int, reward: float) -> TensorDict:
+    """A prompt of 2 tokens and a response; `length` tokens are fed to the model."""
+    ids = random_documents([length + 1], seed=100 * group + sample)[0]
+    size = length - 1
+    return make_trajectory(
+        prompt_ids=ids[:2],
+        response_ids=ids[2:],
+        behavior_logprobs=[-5.0 - 0.1 * i for i in range(size)],
+        policy_version=0,
+        status=Status.LENGTH,
+        reward=reward,
+        group_id=group,
+        sample_index=sample,
+        seed=0,
+    )
+
+
+def uneven_groups() -> list[list[TensorDict]]:
+    """DH01: lengths [8, 8, 8] in one group, [4, 4] in the other."""
+    return [
+        [trajectory(0, i, 8, reward) for i, reward in enumerate([1.0, 0.0, 0.0])],
+        [trajectory(1, i, 4, reward) for i, reward in enumerate([0.0, 1.0])],
+    ]
+
+
+def uneven_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]:
+    """One GRPO step with 8 tokens per row; group i belongs to data rank i, or all to one."""
+    trainer = trainer_of(model, run, **changes)
+    update = PolicyUpdate(
+        trainer=trainer,
+        micro_batch_tokens=8,
+        temperature=1.0,
+        clip_low=0.2,
+        clip_high=0.3,
+        truncation_threshold=2.0,
+        aggregation="token_mean",
+        constant_length=7,
+        advantage_std="unbiased",
+        data_group=trainer.data_group,
+    )
+    mine = uneven_groups()[trainer.data_rank :: trainer.data_world_size]
+    metrics = update.train_step([one for group in mine for one in group])
+    result = {"parameters": full_parameters(trainer), "metrics": metrics}
+    trainer.close()
+    return result
+
+
+def checkpoint_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]:
+    """Weights after three steps, and after two, a save, a load into a new trainer and the third."""
+    first = trainer_of(model, run, **changes)
+    for step in range(2):
+        take_global_step(first, step)
+    first.checkpointer.save(2)
+    take_global_step(first, 2)
+    again = trainer_of(model, run, **changes)
+    again.checkpointer.load(2)
+    take_global_step(again, 2)
+    result = {"straight": full_parameters(first), "resumed": full_parameters(again)}
+    first.close()
+    again.close()
+    return result
+
+
+SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] = {
+    "fsdp_tied": (steps_scenario, "tied", {}),
+    "fsdp_untied": (steps_scenario, "untied", {}),
+    "hsdp_tied": (
+        steps_scenario,
+        "tied",
+        {"data_parallel_replicate": 2, "data_parallel_shard": 1},
+    ),
+    "uneven_tied": (uneven_scenario, "tied", {}),
+    "checkpoint_untied": (checkpoint_scenario, "untied", {}),
+    "tensor_parallel_tied": (steps_scenario, "tied", {"tensor_parallel": 2}),
+    "tensor_parallel_untied": (steps_scenario, "untied", {"tensor_parallel": 2}),
+}
+"""Name: (what to run, model folder, settings on two ranks)."""

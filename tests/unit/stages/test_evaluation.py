@@ -1,0 +1,101 @@
+"""The test set pass: requests, shares of ranks, arithmetic, and when it is due."""
+
+import pytest
+from fakes import EOS, FakeEngine
+
+from rollverify.metrics.names import is_declared
+from rollverify.rollout.on_policy import EncodedPrompt
+from rollverify.stages.evaluation import Evaluation
+from rollverify.state import StepState
+
+# Three problems, a greedy response (sample 0) and two sampled ones each, limit 4 tokens. A
+# response is right if it ends with the stop token after 2 tokens or fewer.
+STOPS = {"eval/0/0": 2, "eval/0/1": 1, "eval/1/2": 2, "eval/2/0": 3, "eval/2/1": 4}
+
+
+def grade(ids: list[int]) -> float:
+    return float(ids[-1] == EOS and len(ids) <= 2)
+
+
+def evaluation(engine: FakeEngine | None = None, **changes: object) -> Evaluation:
+    settings = {
+        "engine": engine or FakeEngine(stop_after=STOPS),
+        "prompts": [EncodedPrompt(token_ids=(number,), grade=grade) for number in range(3)],
+        "samples_per_problem": 2,
+        "temperature": 0.8,
+        "max_response_tokens": 4,
+        "max_num_seqs": 8,
+        "run_seed": 5,
+        "every_steps": 2,
+        "last_step": 5,
+        "data_rank": 0,
+        "data_world_size": 1,
+    }
+    return Evaluation(**(settings | changes))
+
+
+def test_accuracies_by_hand():
+    stage = evaluation()
+    metrics = stage.run(0)
+    expected = {
+        "eval/greedy_accuracy": 1 / 3,  # Problem 0; problem 2 stops too late.
+        "eval/mean_at_2": 2 / 6,  # 0/1 and 1/2.
+        # Sampled lengths: 1, 4; 4, 2; 4, 4. The limit cut 0/2, 1/1 and 2/2; 2/1 stopped at 4.
+        "eval/response_tokens_mean": 19 / 6,
+        "eval/truncated_frac": 3 / 6,
+    }
+    assert metrics == pytest.approx(expected)
+    assert stage.results == {0: metrics}
+    assert all(is_declared(key) for key in metrics)
+
+
+def test_one_response_is_greedy_and_the_others_are_sampled():
+    engine = FakeEngine()
+    evaluation(engine).run(0)
+    assert len(engine.requests) == 9
+    for request in engine.requests:
+        is_greedy = request.request_id.endswith("/0")
+        assert request.temperature == (0.0 if is_greedy else 0.8)
+        assert request.max_tokens == 4
+    assert len({request.seed for request in engine.requests}) == 9
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_ranks_together_ask_for_every_response_once_with_the_same_seeds(world_size):
+    """DH03: shares are disjoint and complete, also where a rank gets nothing."""
+
+    def asked(rank: int, size: int) -> list[tuple[str, int, tuple[int, ...]]]:
+        engine = FakeEngine()
+        stage = evaluation(engine, data_rank=rank, data_world_size=size)
+        if engine_share := range(rank, 3, size):
+            stage.run(0)
+        assert len(engine.requests) == 3 * len(engine_share)
+        return [(one.request_id, one.seed, one.token_ids) for one in engine.requests]
+
+    alone = asked(0, 1)
+    together = [one for rank in range(world_size) for one in asked(rank, world_size)]
+    assert sorted(together) == sorted(alone)
+
+
+def test_two_evaluations_use_the_same_seeds():
+    engine = FakeEngine()
+    stage = evaluation(engine)
+    stage.run(0)
+    stage.run(7)
+    assert [r.seed for r in engine.requests[:9]] == [r.seed for r in engine.requests[9:]]
+    assert list(stage.results) == [0, 7]
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "expected"), [(2, [2, 4, 5]), (5, [5]), (0, [5]), (1, [1, 2, 3, 4, 5])]
+)
+def test_it_is_due_every_so_many_steps_and_at_the_end(every_steps, expected):
+    stage = evaluation(every_steps=every_steps)
+    done = []
+    for step in range(1, 6):
+        state = StepState(step=step, policy_version=step)
+        assert stage(state) is None
+        if state.metrics:
+            done.append(step)
+            assert state.metrics == stage.results[step]
+    assert done == expected == list(stage.results)

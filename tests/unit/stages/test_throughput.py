@@ -1,0 +1,37 @@
+"""Tokens per second, memory and the figures of the weight transfer."""
+
+import pytest
+
+from rollverify.metrics.names import is_declared
+from rollverify.stages.throughput import Throughput, resident_gib
+from rollverify.state import StepState
+
+
+class Sync:
+    parity_abs_max = 3e-5
+    push_s = 0.25
+
+
+def test_figures_of_a_step():
+    state = StepState(step=4, policy_version=4)
+    state.metrics = {"rollout/num_tokens": 3000.0, "train/num_tokens": 2000.0}
+    state.phase_s = {"rollout": 2.0, "train": 0.5}
+    before = set(state.metrics)
+    assert Throughput(weight_sync=Sync(), num_prompts=lambda: 128)(state) is None
+    expected = {
+        "rollout/tokens_per_s": 1500.0,  # 3000 tokens in 2 s
+        "train/tokens_per_s": 4000.0,  # 2000 tokens in 0.5 s
+        "sync/parity_abs_max": 3e-5,
+        "sync/push_s": 0.25,
+        "progress/policy_version": 4,
+        "progress/num_prompts": 128,
+    }
+    assert {key: state.metrics[key] for key in expected} == expected
+    assert set(state.metrics) - before - set(expected) == {"memory/rss_gib"}
+    assert all(is_declared(key) for key in state.metrics)
+
+
+@pytest.mark.skipif(resident_gib() == 0, reason="the kernel does not tell resident memory")
+def test_resident_memory_is_in_gib():
+    # An interpreter with torch takes more than 0.05 GiB and, in a unit test, less than 16.
+    assert 0.05 < resident_gib() < 16

@@ -1,0 +1,128 @@
+"""Packed rows: alignment, completeness, limits, and the same number of rows on every rank."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import trajectory
+from unit.training.packing_worker import MAX_TOKENS, SHARES, one_step
+
+from rollverify.rollout.schema import num_tokens
+from rollverify.training.packing import (
+    TrajectoryRow,
+    assign_rows,
+    equalize_rows,
+    filler_row,
+    pack_trajectories,
+)
+
+
+def test_every_column_is_aligned_with_the_token_that_follows():
+    """logp[t] is that of R[t] given P and R[:t]: it lies where the token before R[t] is fed."""
+    one = trajectory([7, 8], [5, 6], logprobs=[-0.25, -0.5])
+    (row,) = pack_trajectories([one], torch.tensor([2.0]), 16)
+    assert row.tokens.tolist() == [7, 8, 5]  # The last token is never fed.
+    assert row.targets.tolist() == [8, 5, 6]
+    assert row.positions.tolist() == [0, 1, 2]
+    assert row.loss_mask.tolist() == [False, True, True]
+    assert row.behavior_logprobs.tolist() == [0.0, -0.25, -0.5]
+    assert row.advantages.tolist() == [2.0, 2.0, 2.0]
+    assert row.sequence_ids.tolist() == [0, 0, 0]
+
+
+def test_trajectories_of_a_row_do_not_run_into_each_other():
+    two = [trajectory([1], [2, 3], logprobs=[-1.0, -2.0]), trajectory([4, 5], [6], logprobs=[-3.0])]
+    (row,) = pack_trajectories(two, torch.tensor([1.0, -1.0]), 16)
+    assert row.tokens.tolist() == [1, 2, 4, 5]
+    assert row.targets.tolist() == [2, 3, 5, 6]  # 4 is nobody's target, 3 and 6 are never fed.
+    assert row.positions.tolist() == [0, 1, 0, 1]
+    assert row.loss_mask.tolist() == [True, True, False, True]
+    assert row.behavior_logprobs.tolist() == [-1.0, -2.0, 0.0, -3.0]
+    assert row.advantages.tolist() == [1.0, 1.0, -1.0, -1.0]
+    assert row.sequence_ids.tolist() == [0, 0, 1, 1]
+
+
+def test_tokens_that_a_trajectory_leaves_out_of_the_loss_stay_out():
+    one = trajectory([7], [5, 6, 4])
+    one["loss_mask"] = torch.tensor([False, True, True])
+    (row,) = pack_trajectories([one], torch.ones(1), 16)
+    assert row.loss_mask.tolist() == [False, True, True]
+    assert row.targets[row.loss_mask].tolist() == [6, 4]
+
+
+def test_rows_are_filled_longest_first_into_the_tightest_gap():
+    # Limit 7: 5 opens row 0 (2 left), 4 opens row 1 (3 left), 3 fits row 1 only, 2 fits row 0.
+    assert assign_rows([5, 3, 4, 2], 7) == [[0, 3], [1, 2]]
+    # 1 fits both rows (2 and 1 left) and takes the tighter one.
+    assert assign_rows([6, 5, 1], 7) == [[0, 2], [1]]
+
+
+def test_assignment_holds_every_item_once_within_the_limit():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        lengths = torch.randint(1, 40, (30,), generator=generator).tolist()
+        rows = assign_rows(lengths, 40)
+        assert sorted(item for row in rows for item in row) == list(range(30))
+        assert all(sum(lengths[item] for item in row) <= 40 for row in rows)
+        assert all(row == sorted(row) for row in rows)
+
+
+def test_an_item_longer_than_the_limit_gets_a_row_of_its_own():
+    assert assign_rows([3, 12, 2], 8) == [[1], [0, 2]]
+    assert assign_rows([], 8) == []
+
+
+def test_every_trajectory_lies_in_exactly_one_row():
+    sizes = [3, 9, 1, 6, 6, 2]
+    made = [trajectory([1, 2], list(range(size))) for size in sizes]
+    rows = pack_trajectories(made, torch.arange(6.0), 10)
+    for index, one in enumerate(made):
+        inside = [int((row.sequence_ids == index).sum()) for row in rows]
+        assert sorted(inside)[:-1] == [0] * (len(rows) - 1)
+        assert max(inside) == num_tokens(one) - 1
+    assert sum(int(row.loss_mask.sum()) for row in rows) == sum(sizes)
+    assert all(len(row.tokens) <= 10 for row in rows)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match=r"1 trajectories, advantages \[2\]"):
+        pack_trajectories([trajectory([1], [2])], torch.zeros(2), 8)
+    with pytest.raises(ValueError, match="fewer than 2 tokens"):
+        pack_trajectories([trajectory([1], [])], torch.zeros(1), 8)
+
+
+def test_a_filler_has_no_loss_and_belongs_to_no_trajectory():
+    filler = filler_row()
+    assert [len(getattr(filler, name)) for name in TrajectoryRow.__slots__] == [1] * 7
+    assert not filler.loss_mask.any()
+    assert filler.sequence_ids.tolist() == [-1]
+    (row,) = pack_trajectories([trajectory([1], [2])], torch.zeros(1), 8)
+    for name in TrajectoryRow.__slots__:
+        assert getattr(filler, name).dtype == getattr(row, name).dtype
+
+
+def test_one_process_gets_a_filler_only_if_it_has_no_row():
+    rows = pack_trajectories([trajectory([1], [2])], torch.zeros(1), 8)
+    assert equalize_rows(rows) == rows
+    (only,) = equalize_rows([])
+    assert not only.loss_mask.any()
+
+
+@pytest.mark.distributed
+def test_ranks_with_fewer_rows_add_fillers_and_the_step_is_the_same(run_gloo_workers):
+    """DH01: budget 8, lengths [8, 8, 8] and [4, 4]: 3 rows on both ranks, loss as without fillers.
+
+    DH03 too: 5 trajectories on 2 ranks give the gradient of 5 trajectories on one.
+    """
+    folder = run_gloo_workers(Path(__file__).with_name("packing_worker.py"), 2)
+    alone = one_step(SHARES[0] + SHARES[1], None)
+    for rank in range(2):
+        result = json.loads((folder / f"{rank}.json").read_text())
+        assert result["num_rows"] == 3
+        assert result["metrics"]["train/num_micro_batches"] == 3
+        assert result["metrics"]["train/loss"] == pytest.approx(alone["metrics"]["train/loss"])
+        assert result["metrics"]["train/num_tokens"] == 3 * 7 + 2 * 3
+        assert result["gradient"] == pytest.approx(alone["gradient"], abs=1e-7)
+    assert MAX_TOKENS == 8
+    assert max(map(abs, alone["gradient"])) > 0.01
