@@ -15,12 +15,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollverify.config.prepare_table import PrepareConfig
 from rollverify.environment import set_defaults
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
 from rollverify.log import init_logger
 from rollverify.run_folder import resolve
+
+if TYPE_CHECKING:
+    from rollverify.tasks.permutation_chain import PermutationChain
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +115,7 @@ def prepare_base_model(prepare: PrepareConfig) -> Path:
     )
     try:
         _write_task(task, prepare, partial)
-        from rollverify.training.supervised import train_base_model
+        from rollverify.supervised import train_base_model
 
         report = train_base_model(task, prepare, partial)
         report["seconds"] = round(time.perf_counter() - start_s, 1)
@@ -129,7 +133,7 @@ def prepare_base_model(prepare: PrepareConfig) -> Path:
     return target
 
 
-def _write_task(task: object, prepare: PrepareConfig, folder: Path) -> None:
+def _write_task(task: "PermutationChain", prepare: PrepareConfig, folder: Path) -> None:
     from rollverify.data.prompts import write_jsonl
     from rollverify.tasks.tokenizer import save_tokenizer
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from tensordict import TensorDict
 from tiny_models import (
     PackedRow,
@@ -24,7 +23,7 @@ from rollverify.training.policy_update import PolicyUpdate
 
 NUM_STEPS = 3
 
-# Adam divides by |g| + eps. With an eps far above the rounding noise of a gradient (1e-8), a gradient
+# Adam divides by |g| + eps. With an eps far above the rounding noise of a gradient (1e-8), one
 # near 0 cannot turn its noise into a full step, so parameters can be compared.
 ADAM_EPS = 1e-3
 

@@ -44,18 +44,20 @@ def _memory_stats(device: object = None) -> dict[str, int]:
 def _cpu_device_module() -> types.ModuleType:
     """Build the module that stands where `torch.cuda` would."""
     module = types.ModuleType("torchtitan_ext_cpu_device")
-    module.get_device_name = lambda device=None: "CPU"
-    module.get_device_properties = lambda device=None: _CpuProperties()
-    module.current_device = lambda: 0
-    module.device_count = lambda: 1
-    module.set_device = lambda device: None
-    module.synchronize = lambda device=None: None
-    module.empty_cache = lambda: None
-    module.reset_peak_memory_stats = lambda device=None: None
-    module.memory_stats = _memory_stats
-    module.is_available = lambda: True
-    module.Stream = torch.Stream
-    module.stream = lambda stream: contextlib.nullcontext()
+    module.__dict__.update(
+        get_device_name=lambda device=None: "CPU",
+        get_device_properties=lambda device=None: _CpuProperties(),
+        current_device=lambda: 0,
+        device_count=lambda: 1,
+        set_device=lambda device: None,
+        synchronize=lambda device=None: None,
+        empty_cache=lambda: None,
+        reset_peak_memory_stats=lambda device=None: None,
+        memory_stats=_memory_stats,
+        is_available=lambda: True,
+        Stream=torch.Stream,
+        stream=lambda stream: contextlib.nullcontext(),
+    )
     return module
 
 
@@ -84,7 +86,7 @@ def install_cpu_backend() -> bool:
         raise RuntimeError(
             f"install_cpu_backend() must run before {early[0]} is imported; call it first"
         )
-    # DTensor says so at every random draw on a CPU mesh; weights are drawn replicated, then sharded.
+    # DTensor says so at every random draw on a CPU mesh; weights are drawn replicated.
     warnings.filterwarnings("ignore", message="DTensor random operators may not have complete")
     warnings.filterwarnings("ignore", message="DTensor manual_seed")
     utils.device_type = "cpu"

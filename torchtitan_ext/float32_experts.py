@@ -1,7 +1,7 @@
 """Mixture-of-experts layers in float32 where torchtitan's grouped kernel would cast to bfloat16.
 
 torchtitan's `GroupedExperts` multiplies in bfloat16 whatever the parameters' type. On a CPU that
-costs log-prob parity with the rollout engine, so each expert is applied in the parameters' own type.
+costs log-prob parity with the rollout engine, so experts are applied in the parameters' own type.
 """
 
 from dataclasses import dataclass

@@ -130,6 +130,7 @@ def write_random_hf_folder(folder: str | Path, config: dict, *, seed: int) -> No
         model = spec.model.build()
         with torch.no_grad():
             model.init_weights(buffer_device=torch.device("cpu"))
+        assert spec.state_dict_adapter is not None
         weights = spec.state_dict_adapter(spec.model, None).to_hf(model.state_dict())
     finally:
         torch.random.set_rng_state(state)

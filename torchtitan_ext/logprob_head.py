@@ -3,8 +3,8 @@
 Dimension letters: T tokens, C tokens of one chunk, D model width, V vocabulary.
 
 The output projection, the temperature and the log-softmax run over chunks of tokens, in the forward
-and again in the backward pass, so peak memory grows with the chunk and not with T. Logits are made in
-the weights' type and turned into float32 before any exponential.
+and again in the backward pass, so peak memory grows with the chunk and not with T. Logits are made
+in the weights' type and turned into float32 before any exponential.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx, grad_logprobs_T: Tensor, grad_entropy_T: Tensor):
         hidden_TD, weight_VD, targets_T, lse_T, entropy_T = ctx.saved_tensors
         grad_hidden_TD = torch.empty_like(hidden_TD)
-        grad_weight_VD = torch.zeros_like(weight_VD)
+        # Chunks add up in float32; in bfloat16 rounding would grow with their number.
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
         has_entropy_grad = bool(grad_entropy_T.any())
         for start in range(0, hidden_TD.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
@@ -76,8 +77,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_logits_CV.scatter_add_(1, targets_T[part, None], scale_C)
             grad_logits_CV = grad_logits_CV.div_(ctx.temperature).to(weight_VD.dtype)
             grad_hidden_TD[part] = grad_logits_CV @ weight_VD
-            grad_weight_VD.addmm_(grad_logits_CV.T, hidden_CD)
-        return grad_hidden_TD, grad_weight_VD, None, None, None
+            grad_weight_VD += grad_logits_CV.T @ hidden_CD
+        return grad_hidden_TD, grad_weight_VD.to(weight_VD.dtype), None, None, None
 
 
 def chunked_logprobs(
@@ -119,6 +120,8 @@ class LogprobHead(Linear):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
+        """The settings of `Linear` and the size of a chunk."""
+
         chunk_mib: int = 64
         """MiB that one [C, V] float32 tensor may take; several live at a time."""
 

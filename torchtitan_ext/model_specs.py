@@ -1,7 +1,7 @@
 """Model specs for torchtitan from a Hugging Face `config.json` folder (dense Qwen3).
 
-The model is torchtitan's own with the output projection replaced by `LogprobHead`, so a forward pass
-returns log-probs and entropy of given targets and never [T, V] logits. Does not read weights.
+The model is torchtitan's own with the output projection replaced by `LogprobHead`, so a forward
+pass returns log-probs and entropy of given targets and never [T, V] logits. Does not read weights.
 """
 
 import functools
@@ -78,10 +78,11 @@ class PolicyQwen3(Qwen3Model):
 
 
 def parallelize_policy(model: nn.Module, **kwargs: Any) -> nn.Module:
-    """torchtitan's Qwen3 parallelisation; on gloo, gradients are summed instead of pre-scaled.
+    """Torchtitan's Qwen3 parallelisation; on gloo, gradients are summed instead of pre-scaled.
 
     Collective: yes, over the meshes in `kwargs["parallel_dims"]`.
     """
+    assert isinstance(model, Qwen3Model)
     model = parallelize_qwen3(model, **kwargs)
     if kwargs["parallel_dims"].world_mesh.device_type == "cpu":
         for module in model.modules():

@@ -6,6 +6,7 @@ a few calls instead of one per document. Float32 in, float32 out.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +79,7 @@ class PackedSDPA(Module):
         unsupported = [name for name, value in kwargs.items() if value is not None]
         if unsupported:
             raise ValueError(f"PackedSDPA does not support {unsupported}")
-        batch, length, num_heads, head_dim = q_BLNH.shape
+        batch, length, num_heads, _ = q_BLNH.shape
         q, k, v = (t.reshape(batch * length, -1, t.shape[-1]) for t in (q_BLNH, k_BLNH, v_BLNH))
         plan = _plan_of(attention_masks, batch * length)
         outputs = [
@@ -96,7 +97,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, enable_gqa: bo
     are not read back.
     """
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa
+    )
     return out.transpose(1, 2)
 
 
@@ -117,7 +120,7 @@ def _plan_of(metadata: VarlenMetadata, num_tokens: int) -> _Plan:
     if _last_plan is not None and _last_plan[0] is metadata.cu_seq_q:
         return _last_plan[1]
     bounds = metadata.cu_seq_q.tolist()
-    starts, lengths = bounds[:-1], [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+    starts, lengths = bounds[:-1], [b - a for a, b in pairwise(bounds)]
     groups: list[tuple[Tensor, int]] = []
     inverse = torch.empty(num_tokens, dtype=torch.int64)
     offset = 0

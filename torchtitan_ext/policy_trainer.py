@@ -6,14 +6,15 @@ without gradient (`score`), and weights come out under Hugging Face names (`hf_p
 Gradients are summed over ranks, not averaged, so a loss must be divided by global counts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.tokenizer import BaseTokenizer
@@ -22,6 +23,25 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.trainer import Trainer
 
 from torchtitan_ext.process_group import init_process_group
+
+
+class Row(Protocol):
+    """What a forward pass reads of a packed row; see `PackedRow`."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """[T] int64."""
+        ...
+
+    @property
+    def positions(self) -> Tensor:
+        """[T] int64."""
+        ...
+
+    @property
+    def targets(self) -> Tensor:
+        """[T] int64."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +121,8 @@ class PolicyTrainer(Trainer):
         dataloader: BaseDataLoader.Config = field(default_factory=NoDataLoader.Config)
         loss: CrossEntropyLoss.Config = field(default_factory=CrossEntropyLoss.Config)
 
+    checkpointer: CheckpointManager  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def init_distributed(self) -> ParallelDims:
         """Join the process group unless the caller has, and lay out the parallel dimensions.
 
@@ -132,7 +154,7 @@ class PolicyTrainer(Trainer):
         mesh = self.parallel_dims.get_optional_mesh("batch")
         return None if mesh is None else mesh.get_group()
 
-    def _forward(self, row: PackedRow, temperature: float) -> tuple[Tensor, Tensor]:
+    def _forward(self, row: Row, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs and entropy, each [T] float32."""
         batch = {
             "input": row.tokens[None].to(self.device),
@@ -143,7 +165,7 @@ class PolicyTrainer(Trainer):
         return self.model(inputs, **extra, targets=targets, temperature=temperature)
 
     def forward_backward(
-        self, rows: list[PackedRow], token_loss: TokenLoss, *, temperature: float = 1.0
+        self, rows: Sequence[Row], token_loss: TokenLoss, *, temperature: float = 1.0
     ) -> Tensor:
         """Run forward and backward over the rows; gradients add up until `optimizer_step`.
 
@@ -201,7 +223,7 @@ class PolicyTrainer(Trainer):
         return grad_norm, learning_rate
 
     @torch.no_grad()
-    def score(self, rows: list[PackedRow], *, temperature: float = 1.0) -> list[Tensor]:
+    def score(self, rows: Sequence[Row], *, temperature: float = 1.0) -> list[Tensor]:
         """Log-probs of the rows' targets under the current weights.
 
         Args:
@@ -232,7 +254,9 @@ class PolicyTrainer(Trainer):
         Source:
             Collective: yes, over the world; every rank must exhaust the iterator.
         """
-        adapter = self.config.model_spec.state_dict_adapter(self.model_config, None)
+        spec = self.config.model_spec
+        assert spec is not None and spec.state_dict_adapter is not None
+        adapter = spec.state_dict_adapter(self.model_config, None)
         for name, value in self.model.state_dict().items():
             full = value.full_tensor() if isinstance(value, DTensor) else value
             yield from adapter.to_hf({name: full}).items()

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from torchtitan_ext.cpu_backend import uses_cpu
 
@@ -41,7 +42,7 @@ def init_process_group(timeout_s: float) -> tuple[int, int]:
         backend = "gloo" if uses_cpu() else "cpu:gloo,cuda:nccl"
         timeout = timedelta(seconds=timeout_s)
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            store = dist.HashStore()
+            store = HashStore()
             dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         else:
             dist.init_process_group(backend, timeout=timeout)

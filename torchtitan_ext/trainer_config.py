@@ -1,4 +1,4 @@
-"""Builds a `PolicyTrainer` from plain values; torchtitan's config objects are not shown to callers."""
+"""Builds a `PolicyTrainer` from plain values; callers see none of torchtitan's config objects."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,7 @@ from torchtitan.config.configs import (
     ParallelismConfig,
     TrainingConfig,
 )
-from torchtitan.config.override import OverrideConfig
+from torchtitan.config.override import OverrideConfig, OverrideImport
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.tools import utils
 
@@ -107,12 +107,10 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
         Collective: yes, over the world.
     """
     init_process_group(settings.collective_timeout_s)
-    overrides = []
+    overrides: list[OverrideImport] = []
     if utils.device_type == "cpu":
-        overrides = [packed_attention.OVERRIDE]
+        overrides = [packed_attention.OVERRIDE, float32_experts.OVERRIDE]
     spec = model_spec_from_hf(settings.model_folder, chunk_mib=settings.logprob_chunk_mib)
-    if utils.device_type == "cpu" and any(layer.moe is not None for layer in spec.model.layers):
-        overrides.append(float32_experts.OVERRIDE)
     activation_checkpoint = _ACTIVATION_CHECKPOINT[settings.activation_checkpoint]
     config = PolicyTrainer.Config(
         model_spec=spec,

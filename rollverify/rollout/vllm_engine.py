@@ -52,11 +52,11 @@ def _keep_linear_weights_unpacked() -> None:
     from vllm.model_executor.layers import linear, utils, vocab_parallel_embedding
 
     def use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
+        layer.__dict__["cpu_linear"] = torch.nn.functional.linear
 
     for module in (utils, linear, vocab_parallel_embedding):
         if hasattr(module, "dispatch_cpu_unquantized_gemm"):
-            module.dispatch_cpu_unquantized_gemm = use_plain_linear
+            module.__dict__["dispatch_cpu_unquantized_gemm"] = use_plain_linear
 
 
 def _check_head_dim(model_folder: str) -> None:
@@ -144,7 +144,7 @@ class VllmEngine:
         arguments.update(options or {})
         with _hidden_rank_variables():
             try:
-                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+                self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
             except (TypeError, ValueError) as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise ConfigError(
@@ -185,6 +185,8 @@ class VllmEngine:
             logprobs=None if greedy else 0,
             flat_logprobs=not greedy,
             detokenize=False,
+            # Else the stop tokens of generation_config.json would be added, whatever it is set to.
+            ignore_eos=True,
             stop_token_ids=[self._stop_token_id],
             output_kind=RequestOutputKind.FINAL_ONLY,
             watermarking=False,
@@ -234,7 +236,7 @@ class VllmEngine:
         """Requests queued or running."""
         return self._engine.get_num_unfinished_requests()
 
-    def _model(self) -> torch.nn.Module:
+    def _model(self) -> Any:
         return self._engine.model_executor.driver_worker.worker.get_model()
 
     def parameter_names(self) -> set[str]:

@@ -5,7 +5,7 @@ With one optimizer step per batch the anchor log-probs are the policy's own, tak
 Knows nothing of rollouts or weight transfer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -33,7 +33,7 @@ class Trainer(Protocol):
 
     def forward_backward(
         self,
-        rows: list[TrajectoryRow],
+        rows: Sequence[TrajectoryRow],
         token_loss: Callable[[int, Tensor, Tensor], Tensor],
         *,
         temperature: float,

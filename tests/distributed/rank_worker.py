@@ -1,4 +1,4 @@
-"""Runs scenarios under torchrun: `rank_worker.py FOLDER NAME...` writes FOLDER/NAME.pt on rank 0."""
+"""Runs scenarios under torchrun: `rank_worker.py FOLDER NAME...`; rank 0 writes FOLDER/NAME.pt."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weight transfer under torchrun: `sync_worker.py FOLDER`, one engine per rank; FOLDER holds `model`.
+"""Weight transfer under torchrun: `sync_worker.py FOLDER`, an engine per rank; FOLDER has `model`.
 
 Every rank writes FOLDER/rank_N.pt with what its engine gave after each transfer.
 """

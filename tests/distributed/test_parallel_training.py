@@ -14,15 +14,13 @@ from tiny_models import Reference, tiny_folder
 
 pytestmark = pytest.mark.distributed
 
-# Gradients of size 0.1 summed in another order differ by 1e-8 to 1e-7; Adam divides by |g| + 1e-3 and
-# the learning rate is 1e-2, so each of three steps may add 1e-6 at most.
+# Gradients of size 0.1 summed in another order differ by 1e-8 to 1e-7; Adam divides by |g| + 1e-3
+# and the learning rate is 1e-2, so each of three steps may add 1e-6 at most.
 PARAMETER_TOLERANCE = {"atol": 3e-6, "rtol": 0.0}
 
 
 @pytest.fixture(scope="module")
-def folder(
-    tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., None]
-) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., None]) -> Path:
     """Models, and the results of all scenarios on two ranks from one torchrun."""
     root = tmp_path_factory.mktemp("ranks")
     for name in ("tied", "untied"):
@@ -65,7 +63,7 @@ def test_two_ranks_take_the_same_steps_as_one(folder: Path, name: str) -> None:
 
 
 def test_uneven_rows_are_filled_up_and_do_not_change_the_step(folder: Path) -> None:
-    """DH01: 3 rows of 8 tokens against 1 row of 4 + 4; both ranks run 3, as does the step's count."""
+    """DH01: 3 rows of 8 tokens against 1 row of 4 + 4; both ranks run 3."""
     got, want = two_ranks(folder, "uneven_tied"), one_rank(folder, "uneven_tied")
     assert got["metrics"]["train/num_micro_batches"] == 3
     assert want["metrics"]["train/num_micro_batches"] == 4

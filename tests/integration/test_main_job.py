@@ -56,9 +56,9 @@ def start(
     values = {**SETTINGS, **(settings or {}), "prepare.cache_dir": workspace / "base"}
     words = [word for key, value in values.items() for word in (f"--{key}", str(value))]
     output = [] if "--resume" in flags else ["--run.output_dir", str(workspace / name)]
+    launcher = [sys.executable, "-m", "rollverify.launch", "--nproc", str(ranks), "--"]
     return subprocess.Popen(
-        [sys.executable, "-m", "rollverify.launch", "--nproc", str(ranks), "--"]
-        + [*words, *output, *flags],
+        [*launcher, *words, *output, *flags],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

@@ -16,13 +16,19 @@ from engine_pair import (
     request,
     tiny_engine,
 )
-from tiny_models import EOS_ID, Reference, random_documents, tiny_folder
+from tiny_models import EOS_ID, VOCAB_SIZE, Reference, random_documents, tiny_folder
 
 from rollverify.errors import ConfigError, RolloutError
 
 pytestmark = pytest.mark.vllm
 
-MISLEADING = {"temperature": 0.1, "top_k": 1, "top_p": 0.1, "repetition_penalty": 2.0}
+MISLEADING = {
+    "temperature": 0.1,
+    "top_k": 1,
+    "top_p": 0.1,
+    "repetition_penalty": 2.0,
+    "eos_token_id": [token for token in range(VOCAB_SIZE) if token != EOS_ID],
+}
 PROMPTS = random_documents([2, 5, 9, 30, 150, 300], seed=11)
 
 
@@ -56,12 +62,14 @@ def test_generation_config_changes_nothing(
 ) -> None:
     """The sampled tokens' log-probs are those of the whole vocabulary at the request's temperature.
 
-    Under top_k 1 or top_p 0.1 they would be near 0; a repetition penalty would shift them.
+    Under top_k 1 or top_p 0.1 they would be near 0; a repetition penalty would shift them; the
+    file's stop tokens would end every response at once.
     """
     requests = [request(f"{i}", ids, temperature=temperature) for i, ids in enumerate(PROMPTS)]
     completions = generate(engine, requests)
     for one in requests:
         done = completions[one.request_id]
+        assert len(done.token_ids) == one.max_tokens or done.token_ids[-1] == EOS_ID
         want = reference.logprobs([*one.token_ids, *done.token_ids], temperature)
         got = torch.tensor(done.logprobs, dtype=torch.float64)
         torch.testing.assert_close(got, want[-len(got) :], atol=PARITY_TOLERANCE, rtol=0.0)
@@ -152,9 +160,7 @@ def test_request_beyond_the_context_is_refused(engine: Any) -> None:
     assert engine.num_unfinished == 0
 
 
-def test_score_equals_transformers_and_leaves_no_request(
-    engine: Any, reference: Reference
-) -> None:
+def test_score_equals_transformers_and_leaves_no_request(engine: Any, reference: Reference) -> None:
     got = torch.tensor(engine.score(PROMPTS[4]), dtype=torch.float64)
     want = reference.logprobs(PROMPTS[4])
     torch.testing.assert_close(got, want, atol=PARITY_TOLERANCE, rtol=0.0)
@@ -165,7 +171,9 @@ def test_unsupported_head_size_is_a_config_error(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("the limit is that of the CPU attention kernels")
     bad = tiny_folder(tmp_path / "model", head_dim=16)
-    with pytest.raises(ConfigError, match=r"has head_dim 16; on CPUs vLLM supports 32, 64") as caught:
+    with pytest.raises(
+        ConfigError, match=r"has head_dim 16; on CPUs vLLM supports 32, 64"
+    ) as caught:
         tiny_engine(bad)
     assert "\n" not in str(caught.value)
 

@@ -62,7 +62,7 @@ def test_behaviour_logprobs_equal_transformers_after_each_of_three_syncs(
 
 
 class Weights:
-    """A transfer from a dictionary, judged by transformers: stands for a trainer one can set back."""
+    """A transfer from a dictionary, judged by transformers: a trainer that can be set back."""
 
     def __init__(self, pair: Pair) -> None:
         self.tensors = full_parameters(pair.trainer)
@@ -96,7 +96,7 @@ def test_same_weights_again_change_nothing_and_a_b_a_is_a(pair: Pair) -> None:
 
 
 def test_embedding_row_arrives_in_embedding_and_head(pair: Pair) -> None:
-    """WS01, with 0.5 instead of 2.0: logits stay below 48 * 0.5 = 24, where float32 steps are 2e-6."""
+    """WS01, with 0.5 for 2.0: logits stay below 48 * 0.5 = 24, where float32 steps are 2e-6."""
     weight = pair.trainer.model.tok_embeddings.weight.to_local().detach()
     before = weight[0].clone()
     weight[0] = 0.5
@@ -107,7 +107,9 @@ def test_embedding_row_arrives_in_embedding_and_head(pair: Pair) -> None:
     assert (embedding[0] == 0.5).all()
     assert torch.equal(embedding, head) == tied
     ids = [5, 0, 7, 0, 0, 9]
-    gaps = [abs(x - y) for x, y in zip(pair.engine.score(ids), pair.trainer_score(ids), strict=True)]
+    gaps = [
+        abs(x - y) for x, y in zip(pair.engine.score(ids), pair.trainer_score(ids), strict=True)
+    ]
     assert max(gaps) <= PARITY_TOLERANCE
     weight[0] = before
 
@@ -196,10 +198,7 @@ def test_prefix_cache_would_be_stale_and_is_cleared(pair: Pair, tmp_path: Path) 
 
 
 def test_never_two_full_tensors_are_alive(pair: Pair) -> None:
-    """Peak extra memory of a transfer is one parameter.
-
-    A tensor made from an array keeps it alive as long as any alias of its memory lives.
-    """
+    """Peak extra memory is one parameter: an array lives as long as any alias of its memory."""
     arrays: list[weakref.ref] = []
     most_alive = 0
 

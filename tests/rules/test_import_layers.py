@@ -11,7 +11,7 @@ COMPOSITION = {
     "rollverify/build.py",
     "rollverify/parts.py",
     "rollverify/run.py",
-    "rollverify/training/supervised.py",
+    "rollverify/supervised.py",
 }
 """The only modules that may know torchtitan_ext; the last trains the base model."""
 
