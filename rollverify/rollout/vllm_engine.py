@@ -120,7 +120,6 @@ class VllmEngine:
         if on_cpu:
             _check_head_dim(model_folder)
             _keep_linear_weights_unpacked()
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, round(kv_cache_gib)))
         arguments: dict[str, Any] = {
             "model": model_folder,
             "dtype": dtype,
@@ -136,6 +135,7 @@ class VllmEngine:
             "use_tqdm_on_load": False,
         }
         if on_cpu:
+            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
             # A prompt split over two steps makes vLLM rewind the request's generator, which torch
             # cannot do on CPUs ("CPU Generator does not use offset").
             arguments["enable_chunked_prefill"] = False
