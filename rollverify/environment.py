@@ -6,9 +6,10 @@ Call `set_defaults` before torch or vLLM are imported. What the user has set is 
 import os
 
 DEFAULTS = {
-    # Waiting threads that spin starve each other as soon as anything else runs on the cores: decode
-    # fell from 19k to 1.4k tokens/s on two busy cores. Sleeping ones cost little on idle cores.
-    "OMP_WAIT_POLICY": "PASSIVE",
+    # How long a waiting OpenMP thread spins before it sleeps. Long spinning starves other threads as
+    # soon as anything else runs on the cores (decoding fell from 19k to 1.4k tokens/s); sleeping at
+    # once costs more than a small kernel takes (6 ms per decode step became 13).
+    "GOMP_SPINCOUNT": "3000",
     # The engine lives in this process, so weights are handed over in memory.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # Several ranks share the cores; vLLM would pin each of them to all.

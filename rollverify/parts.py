@@ -88,6 +88,7 @@ def make_engine(config: Config, model: ModelFolder) -> RolloutEngine:
         gpu_memory_utilization=engine.gpu_memory_utilization,
         enforce_eager=engine.enforce_eager,
         seed=config.run.seed,
+        num_cpu_threads=engine.num_cpu_threads,
         options=dict(engine.options),
     )
 

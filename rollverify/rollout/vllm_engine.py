@@ -5,11 +5,9 @@ Sampling settings come from the requests alone; a model's `generation_config.jso
 Does not decide what to generate or when to load weights.
 """
 
-import contextlib
 import json
 import logging
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch import Tensor
 from rollverify.environment import set_defaults
 from rollverify.errors import ConfigError, RolloutError
 from rollverify.rollout.engine import Completion, GenerationRequest
+from rollverify.rollout.host_process import cpu_threads, decode_threads, hidden_rank_variables
 
 set_defaults()
 
@@ -28,19 +27,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 logger = logging.getLogger(__name__)
 
-_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-_RANK_VARIABLES += ("MASTER_ADDR", "MASTER_PORT")
 _FINISH_REASONS = ("stop", "length")
-
-
-@contextlib.contextmanager
-def _hidden_rank_variables() -> Iterator[None]:
-    """Keep torchrun's variables from vLLM, which would take them for its own layout."""
-    saved = {name: os.environ.pop(name) for name in _RANK_VARIABLES if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(saved)
 
 
 def _keep_linear_weights_unpacked() -> None:
@@ -96,6 +83,7 @@ class VllmEngine:
         gpu_memory_utilization: float,
         enforce_eager: bool,
         seed: int,
+        num_cpu_threads: int = 0,
         options: dict[str, Any] | None = None,
     ) -> None:
         """Start the engine and run one short generation, so that no later step pays for warm-up.
@@ -111,6 +99,7 @@ class VllmEngine:
             gpu_memory_utilization: share of GPU memory vLLM may take, in (0, 1].
             enforce_eager: no CUDA graphs.
             seed: engine seed; requests carry their own.
+            num_cpu_threads: threads of a decode step on CPUs; 0 decides by the model's size.
             options: further vLLM engine arguments, as they are.
 
         Raises:
@@ -142,7 +131,7 @@ class VllmEngine:
         else:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
         arguments.update(options or {})
-        with _hidden_rank_variables():
+        with hidden_rank_variables():
             try:
                 self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
             except (TypeError, ValueError) as error:
@@ -152,6 +141,8 @@ class VllmEngine:
                 ) from error
         self._stop_token_id = stop_token_id
         self._max_model_len = max_model_len
+        num_parameters = sum(p.numel() for p in self._model().parameters())
+        self._num_threads = decode_threads(num_cpu_threads, num_parameters) if on_cpu else 0
         self._num_warm_up = 0
         self._warm_up()
 
@@ -196,7 +187,9 @@ class VllmEngine:
 
     def step(self) -> list[Completion]:
         """Decode one token of every running request; return what finished."""
-        return [self._completion(output) for output in self._engine.step() if output.finished]
+        with cpu_threads(self._num_threads):
+            outputs = self._engine.step()
+        return [self._completion(output) for output in outputs if output.finished]
 
     def _completion(self, output: Any) -> Completion:
         """Turn vLLM's output into ours, taking the sampled token's own log-prob.
