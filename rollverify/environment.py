@@ -7,8 +7,8 @@ import os
 
 DEFAULTS = {
     # How long a waiting OpenMP thread spins before it sleeps. Long spinning starves other threads
-    # as soon as anything else runs on the cores (decoding fell from 19k to 1.4k tokens/s); sleeping at
-    # once costs more than a small kernel takes (6 ms per decode step became 13).
+    # as soon as anything else runs on the cores (decoding fell from 19k to 1.4k tokens/s);
+    # sleeping at once costs more than a small kernel takes (6 ms per decode step became 13).
     "GOMP_SPINCOUNT": "3000",
     # The engine lives in this process, so weights are handed over in memory.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
