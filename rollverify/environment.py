@@ -9,7 +9,7 @@ DEFAULTS = {
     # How long a waiting OpenMP thread spins before it sleeps. Long spinning starves other threads
     # as soon as anything else runs on the cores (decoding fell from 19k to 1.4k tokens/s);
     # sleeping at once costs more than a small kernel takes (6 ms per decode step became 13).
-    "GOMP_SPINCOUNT": "3000",
+    "GOMP_SPINCOUNT": "1000",
     # The engine lives in this process, so weights are handed over in memory.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # Several ranks share the cores; vLLM would pin each of them to all.

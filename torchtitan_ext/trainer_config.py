@@ -1,5 +1,6 @@
 """Builds a `PolicyTrainer` from plain values; callers see none of torchtitan's config objects."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,6 +108,8 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
         Collective: yes, over the world.
     """
     init_process_group(settings.collective_timeout_s)
+    # torchtitan restores the schedule through torch's get_lr, which warns outside of a step.
+    warnings.filterwarnings("ignore", message="To get the last learning rate")
     overrides: list[OverrideImport] = []
     if utils.device_type == "cpu":
         overrides = [packed_attention.OVERRIDE, float32_experts.OVERRIDE]

@@ -1,0 +1,103 @@
+"""Runs one measurement in a fresh process, and shows and stores the results.
+
+A fresh process per measurement keeps imports, caches and memory peaks of one side out of the
+other's numbers. A measuring module is started as `python -m <module> --child <json>` and ends with
+`answer`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rollverify.metrics.table import summary_table
+
+CHILD_FLAG = "--child"
+ROOT = Path(__file__).parents[1]
+
+LOAD_BEFORE = os.getloadavg()
+"""Load average before the measurements: above about 1 something else was running."""
+
+
+class MeasurementError(RuntimeError):
+    """A measuring process failed; carries the end of what it printed."""
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's variables, with the repository importable and `changes` on top."""
+    paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **changes}
+
+
+def run_quietly(command: list[str], variables: dict[str, str]) -> str:
+    """Run a command to its end; its output is shown only if it fails.
+
+    Args:
+        command: program and arguments.
+        variables: its whole environment.
+
+    Returns:
+        Its standard output.
+
+    Raises:
+        MeasurementError: if it ends with another code than 0.
+    """
+    with tempfile.TemporaryFile("w+") as errors:
+        done = subprocess.run(
+            command, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        if done.returncode != 0:
+            errors.seek(0)
+            tail = "\n".join((done.stdout + errors.read()).splitlines()[-30:])
+            raise MeasurementError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{tail}")
+    return done.stdout
+
+
+def measure(module: str, task: dict[str, Any], **variables: str) -> dict[str, Any]:
+    """Let a module measure a task in a fresh process.
+
+    Args:
+        module: dotted name; its `main` handles `--child`.
+        task: what to measure; must be JSON.
+        variables: environment variables to set for it.
+
+    Returns:
+        What the module gave to `answer`.
+
+    Raises:
+        MeasurementError: if the process failed.
+    """
+    command = [sys.executable, "-m", module, CHILD_FLAG, json.dumps(task)]
+    return json.loads(run_quietly(command, child_environment(**variables)).splitlines()[-1])
+
+
+def child_task() -> dict[str, Any] | None:
+    """The task of a process started by `measure`; None in any other."""
+    if sys.argv[1:2] == [CHILD_FLAG]:
+        return json.loads(sys.argv[2])
+    return None
+
+
+def answer(values: dict[str, Any]) -> NoReturn:
+    """Hand the result to `measure` and end, without the teardown in which libraries print."""
+    print("\n" + json.dumps(values), flush=True)
+    os._exit(0)
+
+
+def report(rows: list[list[str]], values: dict[str, Any], output: Path | None) -> None:
+    """Print the table and write the numbers behind it, with the load they were taken under.
+
+    Args:
+        rows: cells; the first row is the header.
+        values: everything measured.
+        output: JSON file, or None.
+    """
+    values = values | {"cores": os.cpu_count(), "load_before": LOAD_BEFORE}
+    print(summary_table(rows))
+    print("load average before: {:.1f} {:.1f} {:.1f}".format(*LOAD_BEFORE), flush=True)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,215 @@
+"""Rollout phase against the bare engine: `python -m benchmarks.rollout_overhead`.
+
+One vLLM engine per model and process. The rollout phase (`OnPolicyRollouter.collect`: requests,
+engine loop, rewards, trajectories) and a bare `add_request` / `step` loop over the same engine take
+turns, with the same prompts, seeds and sampling settings; both must sample the same tokens.
+"""
+
+import argparse
+import itertools
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.folders import num_parameters, prepared_base, write_endless_folder
+from benchmarks.isolated import answer, child_task, measure, report
+from rollverify.environment import set_defaults
+
+GROUP_SIZE = 8
+MAX_PROMPT_TOKENS = 32
+TEMPERATURE = 1.0
+TARGET = 0.9
+
+
+def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
+    """Load model, prompts and engine of a task.
+
+    Returns:
+        (model folder, engine, encoded prompts).
+    """
+    from rollverify.inputs import load_encoded, read_model_folder
+    from rollverify.rewards import REWARDS
+    from rollverify.rollout.vllm_engine import VllmEngine
+
+    context = MAX_PROMPT_TOKENS + task["max_response_tokens"]
+    model = read_model_folder(Path(task["folder"]), context)
+    train_file = model.path / "train.jsonl"
+    _, prompts = load_encoded(train_file, model, MAX_PROMPT_TOKENS, REWARDS["exact_answer"])
+    engine = VllmEngine(
+        str(model.path),
+        stop_token_id=model.stop_token_id,
+        dtype="float32",
+        max_model_len=context,
+        max_num_seqs=max(task["sequences"]),
+        max_num_batched_tokens=8192,
+        kv_cache_gib=1.0,
+        gpu_memory_utilization=0.4,
+        enforce_eager=True,
+        seed=0,
+    )
+    return model, engine, prompts
+
+
+def time_rollout(
+    engine: Any, prompts: list[Any], task: dict[str, Any]
+) -> tuple[float, list[list[int]]]:
+    """One rollout phase from group 0.
+
+    Returns:
+        (seconds, sampled ids by group and sample).
+    """
+    from rollverify.rollout.on_policy import OnPolicyRollouter
+
+    rollouter = OnPolicyRollouter(
+        engine=engine,
+        batches=itertools.repeat(prompts),
+        group_size=GROUP_SIZE,
+        max_response_tokens=task["max_response_tokens"],
+        temperature=TEMPERATURE,
+        max_num_seqs=max(task["sequences"]),
+        run_seed=0,
+        data_rank=0,
+        data_world_size=1,
+    )
+    engine.reset_prefix_cache()
+    start_s = time.perf_counter()
+    finished, _ = rollouter.collect(0)
+    seconds = time.perf_counter() - start_s
+    return seconds, [trajectory["response_ids"].tolist() for trajectory in finished]
+
+
+def time_bare(
+    engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_id: int
+) -> tuple[float, list[list[int]]]:
+    """The same work by the engine alone; requests and settings are made outside the timer.
+
+    Returns:
+        (seconds, sampled ids by group and sample).
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from rollverify.rollout.host_process import cpu_threads
+    from rollverify.rollout.seeds import request_seed
+
+    llm = engine._engine
+    requests = [
+        (
+            f"{group}/{sample}",
+            {"prompt_token_ids": list(prompt.token_ids)},
+            SamplingParams(
+                temperature=TEMPERATURE,
+                max_tokens=task["max_response_tokens"],
+                seed=request_seed(0, group, sample, 0),
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                stop_token_ids=[stop_token_id],
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                watermarking=False,
+            ),
+        )
+        for group, prompt in enumerate(prompts)
+        for sample in range(GROUP_SIZE)
+    ]
+    engine.reset_prefix_cache()
+    outputs = []
+    with cpu_threads(engine._num_threads):
+        start_s = time.perf_counter()
+        for request in requests:
+            llm.add_request(*request)
+        while llm.has_unfinished_requests():
+            outputs += llm.step()
+        seconds = time.perf_counter() - start_s
+    ids = {out.request_id: list(out.outputs[0].token_ids) for out in outputs if out.finished}
+    return seconds, [ids[name] for name, _, _ in requests]
+
+
+def measure_model(task: dict[str, Any]) -> dict[str, Any]:
+    """Alternate both loops at each size, each going first as often as the other.
+
+    Args:
+        task: "folder", "sequences" (list), "max_response_tokens", "repeats".
+
+    Returns:
+        {sequences: {"tokens", "rollout_s" and "bare_s" (lists)}}.
+
+    Raises:
+        RuntimeError: if the two loops sampled different tokens.
+    """
+    model, engine, prompts = build(task)
+    loops = {
+        "rollout_s": lambda part: time_rollout(engine, part, task),
+        "bare_s": lambda part: time_bare(engine, part, task, model.stop_token_id),
+    }
+    results: dict[str, Any] = {}
+    for size in task["sequences"]:
+        part = prompts[: size // GROUP_SIZE]
+        seconds: dict[str, list[float]] = {name: [] for name in loops}
+        expected = loops["bare_s"](part)[1]  # a first pass, not counted
+        for repeat in range(task["repeats"]):
+            order = list(loops) if repeat % 2 == 0 else list(reversed(loops))
+            for name in order:
+                elapsed_s, ids = loops[name](part)
+                seconds[name].append(elapsed_s)
+                if ids != expected:
+                    raise RuntimeError(f"{name} sampled other tokens than the first pass")
+        results[str(size)] = {"tokens": sum(map(len, expected)), **seconds}
+    return results
+
+
+def table(results: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """Medians by model and size; the share is the median of the pairs' ratios."""
+    rows = [["model", "sequences", "tokens", "bare tok/s", "rollout tok/s", "share", "lowest"]]
+    for name, sizes in results.items():
+        for size, values in sizes.items():
+            pairs = zip(values["bare_s"], values["rollout_s"], strict=True)
+            shares = [bare / rollout for bare, rollout in pairs]
+            speeds = [
+                f"{values['tokens'] / statistics.median(values[key]):.0f}"
+                for key in ("bare_s", "rollout_s")
+            ]
+            share = f"{100 * statistics.median(shares):.1f} %"
+            lowest = f"{100 * min(shares):.1f} %"
+            rows.append([name, size, str(values["tokens"]), *speeds, share, lowest])
+    return rows
+
+
+def main() -> None:
+    """Measure both models and print the table."""
+    set_defaults()
+    task = child_task()
+    if task is not None:
+        answer(measure_model(task))
+    parser = argparse.ArgumentParser(description="Rollout phase against the bare engine.")
+    parser.add_argument("--base", type=Path, help="prepared base model; default: make or reuse it")
+    parser.add_argument("--models", nargs="+", default=["base", "random"])
+    parser.add_argument("--sequences", nargs="+", type=int, default=[64, 256, 512])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--random-tokens", type=int, default=128, help="length with the random one")
+    parser.add_argument("--output", type=Path, help="JSON file")
+    arguments = parser.parse_args()
+    results = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in arguments.models:
+            if name == "base":
+                folder, max_tokens = prepared_base(arguments.base), 352
+            else:
+                folder = write_endless_folder(Path(scratch) / "random", 256)
+                max_tokens = arguments.random_tokens
+            task = {
+                "folder": str(folder.resolve()),
+                "sequences": arguments.sequences,
+                "max_response_tokens": max_tokens,
+                "repeats": arguments.repeats,
+            }
+            label = f"{name} ({num_parameters(folder) / 1e6:.2f}M)"
+            results[label] = measure("benchmarks.rollout_overhead", task)
+    print(f"target: share >= {100 * TARGET:.0f} %")
+    report(table(results), {"results": results}, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
