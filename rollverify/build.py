@@ -231,9 +231,7 @@ def _shared_folder(config: Config, resumed: Path | None, rank: int) -> Path:
     box: list[Any] = [None]
     if rank == 0:
         try:
-            folder = resumed or run_folder.create(config)
-            run_folder.write_config(folder, config)
-            box[0] = str(folder)
+            box[0] = str(resumed or run_folder.create(config))
         except ConfigError as error:
             box[0] = error
     dist.broadcast_object_list(box, src=0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from rollverify import run_folder
 from rollverify.config.dump import to_json
 from rollverify.config.schema import Config
 from rollverify.hooks import HookRegistry
@@ -55,10 +56,16 @@ class Run:
     first_step: int = 1
 
     def start(self) -> None:
-        """Bring the engine to the trainer's weights and measure the base model.
+        """Write the config, bring the engine to the trainer's weights, measure the base model.
+
+        The config comes this late so that a refused resume leaves the run's own config alone.
 
         Collective: yes, over the world.
         """
+        if self.rank == 0:
+            for line in run_folder.changed_settings(self.folder, self.config):
+                logger.info("changed since the run began: %s", line)
+            run_folder.write_config(self.folder, self.config)
         self.hooks.log_order()
         self.recorder.log_config(to_json(self.config))
         self.weight_sync.push(self.first_step - 1)

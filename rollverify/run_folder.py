@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollverify.config.dump import to_json, to_toml
+from rollverify.config.dump import diff, to_json, to_toml
 from rollverify.config.load import LoadedConfig, load_config
 from rollverify.config.schema import Config
 from rollverify.errors import CheckpointError, ConfigError
@@ -89,6 +89,14 @@ def create(config: Config) -> Path:
                 f"({error.strerror}); choose another with --run.output-dir"
             ) from error
     raise ConfigError(f"100 runs are called {base}; choose another run.name")
+
+
+def changed_settings(folder: Path, config: Config) -> list[str]:
+    """Lines `key: old -> new` against the config the folder holds; none in a new run's folder."""
+    file = folder / CONFIG_TOML
+    if not file.is_file():
+        return []
+    return diff(load_config(["--config", str(file)]).config, config)
 
 
 def write_config(folder: Path, config: Config) -> None:

@@ -53,7 +53,7 @@ def start(
     workspace: Path, name: str, *flags: str, ranks: int = 1, settings: dict | None = None
 ) -> subprocess.Popen[str]:
     """Start a job; its folder is the only one below <workspace>/<name>."""
-    values = {**SETTINGS, **(settings or {}), "prepare.cache_dir": workspace / "base"}
+    values = {**SETTINGS, "prepare.cache_dir": workspace / "base", **(settings or {})}
     words = [word for key, value in values.items() for word in (f"--{key}", str(value))]
     output = [] if "--resume" in flags else ["--run.output_dir", str(workspace / name)]
     launcher = [sys.executable, "-m", "rollverify.launch", "--nproc", str(ranks), "--"]
@@ -174,3 +174,17 @@ def test_two_ranks_train_and_resume(workspace: Path, whole_run: tuple[Path, str]
     shutil.rmtree(folder / "checkpoints" / f"step-{STEPS}")
     finish(start(workspace, "two", "--resume", str(folder), ranks=2))
     assert records(folder) == two
+
+
+def test_refused_resume_leaves_the_run_as_it_was(
+    whole_run: tuple[Path, str], workspace: Path
+) -> None:
+    folder, _ = whole_run
+    before = {name: (folder / name).read_bytes() for name in ("config.toml", "metrics.jsonl")}
+    other = {"prepare.hidden_size": 32, "prepare.sft_steps": 2, "training.steps": STEPS + 1}
+    other |= {"prepare.cache_dir": workspace / "other-base"}
+    job = start(workspace, "whole", "--resume", str(folder), settings=other)
+    output, _ = job.communicate(timeout=START_LIMIT_S)
+    assert job.returncode == 2, output[-2000:]
+    assert "belongs to another model" in output.splitlines()[-1]
+    assert {name: (folder / name).read_bytes() for name in before} == before

@@ -93,3 +93,13 @@ def test_a_run_without_config_asks_for_one(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(CheckpointError, match=r"holds no config\.toml; give --config"):
         run_folder.resolve(["--resume", str(tmp_path / "run")])
+
+
+def test_changed_settings_are_named_with_both_values(tmp_path):
+    folder = add_run(tmp_path, "run-a")
+    lines = run_folder.changed_settings(folder, config(tmp_path, "--training.steps", "9"))
+    assert lines == ["training.steps: 7 -> 9"]
+
+
+def test_a_new_run_has_no_changed_settings(tmp_path):
+    assert run_folder.changed_settings(tmp_path, config(tmp_path)) == []
