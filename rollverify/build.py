@@ -168,7 +168,7 @@ def build_hooks(
 
 
 def _model_folder(config: Config) -> ModelFolder:
-    max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    max_tokens = config.rollout.max_sequence_tokens
     if config.model.path:
         return read_model_folder(Path(config.model.path), max_tokens)
     if not is_prepared(config.prepare):

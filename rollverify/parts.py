@@ -42,7 +42,7 @@ def make_policy_trainer(
         model_folder=str(model.path.resolve()),
         run_folder=str(folder),
         steps=training.steps,
-        max_sequence_tokens=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
+        max_sequence_tokens=config.rollout.max_sequence_tokens,
         lr=training.lr,
         weight_decay=training.weight_decay,
         beta1=training.beta1,
@@ -81,7 +81,7 @@ def make_engine(config: Config, model: ModelFolder) -> RolloutEngine:
         str(model.path),
         stop_token_id=model.stop_token_id,
         dtype=engine.dtype,
-        max_model_len=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
+        max_model_len=config.rollout.max_sequence_tokens,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         kv_cache_gib=engine.kv_cache_gib,
@@ -135,7 +135,7 @@ def make_weight_sync(
 ) -> WeightSync:
     """The transfer from trainer to engine, with a probe of ids spread over the vocabulary."""
     # The engine scores the probe as a prompt, which must leave room for one more token.
-    context = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    context = config.rollout.max_sequence_tokens
     num_probe_tokens = min(config.weight_sync.probe_tokens, context - 1)
     probe = range(3, 3 + 7 * num_probe_tokens, 7)
     return WeightSync(

@@ -117,8 +117,7 @@ rv_choose_python
 
 export ROLLVERIFY_PYTHON ROLLVERIFY_DEVICE=$rv_flavour
 export PATH=${ROLLVERIFY_PYTHON%/*}:$PATH PYTHONPATH=$rv_root${PYTHONPATH:+:$PYTHONPATH}
-export HF_HUB_OFFLINE=${HF_HUB_OFFLINE-1} TOKENIZERS_PARALLELISM=false
-export VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_NO_USAGE_STATS=1 VLLM_CPU_OMP_THREADS_BIND=nobind
+export HF_HUB_OFFLINE=${HF_HUB_OFFLINE-1}  # the rest is set by rollverify/environment.py
 rv_ranks=${NGPU:-1}
 if [ -z "${OMP_NUM_THREADS:-}" ] && [[ $rv_ranks =~ ^[1-9][0-9]*$ ]]; then
     rv_threads=$(($(nproc) / rv_ranks))

@@ -101,7 +101,7 @@ def _check_sampling(config: Config) -> None:
 
 def _check_sizes(config: Config) -> None:
     rollout, engine, training = config.rollout, config.engine, config.training
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    longest = rollout.max_sequence_tokens
     if training.micro_batch_tokens < longest:
         raise RuleError(
             (

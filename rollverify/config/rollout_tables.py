@@ -28,6 +28,11 @@ class RolloutConfig(Table):
     top_k: int = -1
     """Sampling from the k likeliest tokens. Must stay -1 (off): see `rollverify.config.check`."""
 
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Longest prompt plus longest response, tokens."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class EngineConfig(Table):

@@ -1,8 +1,7 @@
 """The training loop and the run around it: order of events, stopping, the end."""
 
 import json
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,16 +19,7 @@ from rollverify.stages.checkpointing import Checkpointing
 from rollverify.state import StepState
 from rollverify.train import train
 
-
-@pytest.fixture(autouse=True)
-def _process_group(tmp_path: Path) -> Iterator[None]:
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group(
-        "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=30)
-    )
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 class FakeStop:

@@ -1,14 +1,11 @@
 """Checkpoints through the real distributed checkpoint format, on tiny tensors and one process."""
 
 import errno
-from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from rollverify.errors import CheckpointError
@@ -19,15 +16,7 @@ from rollverify.training.checkpoint import (
     complete_steps,
 )
 
-
-@pytest.fixture(autouse=True)
-def _process_group(tmp_path: Path) -> Iterator[None]:
-    store = dist.FileStore(str(tmp_path / "store"), 1)
-    dist.init_process_group(
-        "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=30)
-    )
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 class TinyCheckpointer:
