@@ -52,27 +52,56 @@ def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     return model, engine, prompts
 
 
+def make_rollouter(
+    engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_id: int
+) -> Any:
+    """On-policy phases of all prompts."""
+    from rollverify.rollout.buffer import TrajectoryBuffer
+    from rollverify.rollout.ledger import PromptLedger
+    from rollverify.rollout.prompt_queue import PromptQueue
+    from rollverify.rollout.request_loop import RequestLoop
+    from rollverify.rollout.rollouter import Rollouter
+
+    buffer = TrajectoryBuffer(group_size=GROUP_SIZE)
+    stream = ([prompt] for prompt in itertools.cycle(prompts))
+    by_index = {prompt.prompt_index: prompt for prompt in prompts}
+    loop = RequestLoop(
+        engine=engine,
+        buffer=buffer,
+        prompts=by_index,  # type: ignore[arg-type]  # looked up by index only
+        max_response_tokens=task["max_response_tokens"],
+        stop_token_id=stop_token_id,
+        temperature=TEMPERATURE,
+        run_seed=0,
+        mask_older=False,
+    )
+    return Rollouter(
+        loop=loop,
+        buffer=buffer,
+        queue=PromptQueue(batches=stream, prompts=prompts, data_rank=0, data_world_size=1),
+        ledger=PromptLedger(),
+        prompts_per_step=len(prompts),
+        group_size=GROUP_SIZE,
+        num_in_flight=1,
+        max_num_seqs=max(task["sequences"]),
+        count_every=1,
+        is_on_policy=True,
+        must_be_verified=False,
+        data_rank=0,
+        data_world_size=1,
+        data_group=None,
+    )
+
+
 def time_rollout(
-    engine: Any, prompts: list[Any], task: dict[str, Any]
+    engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_id: int
 ) -> tuple[float, list[list[int]]]:
     """One rollout phase from group 0.
 
     Returns:
         (seconds, sampled ids by group and sample).
     """
-    from rollverify.rollout.on_policy import OnPolicyRollouter
-
-    rollouter = OnPolicyRollouter(
-        engine=engine,
-        batches=itertools.repeat(prompts),
-        group_size=GROUP_SIZE,
-        max_response_tokens=task["max_response_tokens"],
-        temperature=TEMPERATURE,
-        max_num_seqs=max(task["sequences"]),
-        run_seed=0,
-        data_rank=0,
-        data_world_size=1,
-    )
+    rollouter = make_rollouter(engine, prompts, task, stop_token_id)
     engine.reset_prefix_cache()
     start_s = time.perf_counter()
     finished, _ = rollouter.collect(0)
@@ -141,7 +170,7 @@ def measure_model(task: dict[str, Any]) -> dict[str, Any]:
     """
     model, engine, prompts = build(task)
     loops = {
-        "rollout_s": lambda part: time_rollout(engine, part, task),
+        "rollout_s": lambda part: time_rollout(engine, part, task, model.stop_token_id),
         "bare_s": lambda part: time_bare(engine, part, task, model.stop_token_id),
     }
     results: dict[str, Any] = {}

@@ -89,6 +89,7 @@ def run_rollverify(case: Case, seed: int, scratch: Path, threads: int) -> dict[s
     """
     flags = {
         "run.output-dir": scratch,
+        "method.name": "on_policy",
         "run.seed": seed,
         "model.path": case.folder,
         "data.train-file": case.train_file,

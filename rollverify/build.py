@@ -14,11 +14,11 @@ import torch.distributed as dist
 from rollverify import run_folder
 from rollverify.config.check import check_world_size
 from rollverify.config.schema import Config
-from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
 from rollverify.errors import ConfigError
 from rollverify.hooks import HookPoint, HookRegistry
-from rollverify.inputs import ModelFolder, encoded_batches, load_encoded, read_model_folder
+from rollverify.inputs import ModelFolder, load_encoded, read_model_folder
+from rollverify.metrics.audit_log import AuditLog
 from rollverify.metrics.recorder import Recorder
 from rollverify.parts import (
     COLLECTIVE_TIMEOUT_S,
@@ -27,13 +27,20 @@ from rollverify.parts import (
     make_evaluation,
     make_policy_trainer,
     make_policy_update,
-    make_rollouter,
     make_weight_sync,
 )
 from rollverify.prepare import TEST_FILE, TRAIN_FILE, base_folder, is_prepared
 from rollverify.rewards import REWARDS
-from rollverify.rollout.on_policy import EncodedPrompt, OnPolicyRollouter
+from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.rollout.weight_sync import WeightSync
+from rollverify.rollout_parts import (
+    RolloutParts,
+    Stages,
+    is_on_policy,
+    make_rollout_parts,
+    make_stages,
+    make_window,
+)
 from rollverify.run import Run
 from rollverify.shutdown import StopRequest
 from rollverify.stages.checkpointing import Checkpointing
@@ -42,6 +49,7 @@ from rollverify.stages.rollout_metrics import RolloutMetrics
 from rollverify.stages.throughput import Throughput
 from rollverify.training.checkpoint import RunCheckpoint
 from torchtitan_ext.hf_folder import write_hf_folder
+from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.process_group import init_process_group
 
 logger = logging.getLogger(__name__)
@@ -77,33 +85,36 @@ def build_run(argv: Sequence[str]) -> Run:
     folder = _shared_folder(config, resumed, rank)
     policy = make_policy_trainer(config, model, folder, is_resumed=resumed is not None)
     engine = make_engine(config, model)
-    loader = _loader(config, prompts)
-    batches = encoded_batches(loader, prompts, encoded)
-    rollouter = make_rollouter(config, engine, batches, policy)
+    rollout = make_rollout_parts(config, model, engine, prompts, encoded, policy)
     evaluation = make_evaluation(config, engine, test, policy) if test else None
-    checkpoint = make_checkpoint(config, folder, policy, loader, rollouter, evaluation, rank)
+    window = make_window(config)
+    checkpoint = make_checkpoint(config, folder, policy, rollout.state, window, evaluation, rank)
     first_step = checkpoint.load_latest() + 1 if resumed is not None else 1
+    rollout.rollouter.set_on_policy(is_on_policy(config, window))
     recorder = _recorder(config, folder, rank, world_size, first_step)
     weight_sync = make_weight_sync(config, engine, policy, model.vocab_size)
     checkpointing = _checkpointing(config, checkpoint)
+    stages = make_stages(
+        config,
+        rollout,
+        policy,
+        window,
+        lambda: AuditLog(folder, rank=rank, resume_step=first_step - 1),
+    )
     return Run(
         config=config,
         folder=folder,
         rank=rank,
         policy=policy,
-        rollouter=rollouter,
+        rollouter=rollout.rollouter,
         trainer=make_policy_update(config, policy),
         weight_sync=weight_sync,
         hooks=build_hooks(
-            config,
-            model,
-            recorder,
-            rollouter,
-            loader,
+            _rollout_metrics(config, model, recorder, rollout, policy),
+            stages,
             weight_sync,
             evaluation,
             checkpointing,
-            policy.data_group,
         ),
         recorder=recorder,
         evaluation=evaluation,
@@ -131,40 +142,49 @@ def _join_ranks() -> tuple[int, int]:
 
 
 def build_hooks(
-    config: Config,
-    model: ModelFolder,
-    recorder: Recorder,
-    rollouter: OnPolicyRollouter,
-    loader: PromptLoader,
+    rollout_metrics: RolloutMetrics,
+    stages: Stages,
     weight_sync: WeightSync,
     evaluation: Evaluation | None,
     checkpointing: Checkpointing,
-    data_group: dist.ProcessGroup | None,
 ) -> HookRegistry:
     """Register every hook; the order here is the order they run in."""
     hooks = HookRegistry()
-    hooks.register(
-        HookPoint.AFTER_ROLLOUT,
-        "rollout_metrics",
-        RolloutMetrics(
-            rollouter=rollouter,
-            decode=model.decode,
-            log_text=recorder.log_text,
-            text_samples=config.metrics.text_samples,
-            text_samples_every=config.metrics.text_samples_every,
-            epoch=lambda: loader.last_batch_epoch,
-            data_group=data_group,
-        ),
-    )
-    hooks.register(
-        HookPoint.AFTER_WEIGHT_SYNC,
-        "throughput",
-        Throughput(weight_sync=weight_sync, num_prompts=lambda: loader.num_drawn),
-    )
-    if evaluation is not None:
-        hooks.register(HookPoint.AFTER_WEIGHT_SYNC, "evaluation", evaluation)
-    hooks.register(HookPoint.AFTER_WEIGHT_SYNC, "checkpointing", checkpointing)
+    add = hooks.register_if
+
+    add(HookPoint.AFTER_ROLLOUT, "rollout_metrics", rollout_metrics)
+    add(HookPoint.AFTER_ROLLOUT, "anchor_scoring", stages.anchor_scoring)
+
+    add(HookPoint.AFTER_TRAIN, "mark_trained", stages.accounting.after_train)
+
+    add(HookPoint.BEFORE_WEIGHT_SYNC, "ops_scoring", stages.ops_scoring)
+    add(HookPoint.BEFORE_WEIGHT_SYNC, "filter", stages.filter)
+    add(HookPoint.BEFORE_WEIGHT_SYNC, "verification", stages.verification)
+    add(HookPoint.BEFORE_WEIGHT_SYNC, "switching", stages.switching)
+
+    add(HookPoint.AFTER_WEIGHT_SYNC, "accounting", stages.accounting)
+    add(HookPoint.AFTER_WEIGHT_SYNC, "throughput", Throughput(weight_sync=weight_sync))
+    add(HookPoint.AFTER_WEIGHT_SYNC, "evaluation", evaluation)
+    add(HookPoint.AFTER_WEIGHT_SYNC, "checkpointing", checkpointing)
     return hooks
+
+
+def _rollout_metrics(
+    config: Config,
+    model: ModelFolder,
+    recorder: Recorder,
+    rollout: RolloutParts,
+    policy: PolicyTrainer,
+) -> RolloutMetrics:
+    return RolloutMetrics(
+        rollouter=rollout.rollouter,
+        decode=model.decode,
+        log_text=recorder.log_text,
+        text_samples=config.metrics.text_samples,
+        text_samples_every=config.metrics.text_samples_every,
+        epoch=lambda: rollout.loader.last_batch_epoch,
+        data_group=policy.data_group,
+    )
 
 
 def _model_folder(config: Config) -> ModelFolder:
@@ -193,15 +213,6 @@ def _test_prompts(config: Config, model: ModelFolder) -> list[EncodedPrompt]:
         return []
     _, encoded = _prompts(config, model, config.data.test_file, TEST_FILE)
     return encoded[: config.evaluation.num_problems]
-
-
-def _loader(config: Config, prompts: list[Prompt]) -> PromptLoader:
-    return PromptLoader(
-        prompts,
-        prompts_per_step=config.rollout.prompts_per_step,
-        seed=config.run.seed,
-        shuffle=config.data.shuffle,
-    )
 
 
 def _checkpointing(config: Config, checkpoint: RunCheckpoint) -> Checkpointing:

@@ -36,6 +36,14 @@ class RolloutError(RollVerifyError, RuntimeError):
     """The rollout engine returned something that cannot be used."""
 
 
+class EngineFailedError(RolloutError):
+    """The rollout engine failed on some rank, and its retry too; raised on every rank together."""
+
+
+class LedgerError(RollVerifyError, RuntimeError):
+    """A prompt or a token was lost or counted twice: a fault in RollVerify, not in the data."""
+
+
 class StaleWeightsError(RollVerifyError, RuntimeError):
     """The rollout engine does not hold the trainer's weights (parity probe or version check)."""
 

@@ -72,6 +72,20 @@ class HookRegistry:
                 )
         hooks_at_point[name] = hook
 
+    def register_if(self, point: HookPoint, name: str, hook: Hook | None) -> None:
+        """Append a hook, or nothing where a run has no use for it.
+
+        Args:
+            point: when it runs.
+            name: see `register`.
+            hook: None registers nothing.
+
+        Raises:
+            ValueError: see `register`.
+        """
+        if hook is not None:
+            self.register(point, name, hook)
+
     def run(self, point: HookPoint, state: StepState) -> None:
         """Run the point's hooks in order; the first error stops them and propagates.
 

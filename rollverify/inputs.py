@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from rollverify.data.prompts import Prompt, encode_prompts, load_prompts
 from rollverify.errors import ConfigError, DataError
 from rollverify.rewards import Reward
-from rollverify.rollout.on_policy import EncodedPrompt
+from rollverify.rollout.prompt_queue import EncodedPrompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,8 +151,12 @@ def load_encoded(
     for prompt in prompts:
         reward(prompt, "")
     encoded = [
-        EncodedPrompt(token_ids=tuple(row), grade=_grader(prompt, reward, model.decode))
-        for prompt, row in zip(prompts, ids, strict=True)
+        EncodedPrompt(
+            token_ids=tuple(row),
+            grade=_grader(prompt, reward, model.decode),
+            prompt_index=index,
+        )
+        for index, (prompt, row) in enumerate(zip(prompts, ids, strict=True))
     ]
     return prompts, encoded
 

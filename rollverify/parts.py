@@ -3,18 +3,18 @@
 Sees `Config`, like `build.py`; what it builds gets plain values.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rollverify.algorithms.switching import AcceptanceWindow
 from rollverify.config.schema import Config
-from rollverify.data.loader import PromptLoader
 from rollverify.errors import ConfigError
 from rollverify.inputs import ModelFolder
+from rollverify.rank_state import RankState
 from rollverify.rollout.engine import RolloutEngine
-from rollverify.rollout.on_policy import EncodedPrompt, OnPolicyRollouter
+from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.rollout.weight_sync import WeightSync
 from rollverify.stages.evaluation import Evaluation
 from rollverify.training.checkpoint import LoopState, RunCheckpoint
@@ -93,26 +93,6 @@ def make_engine(config: Config, model: ModelFolder) -> RolloutEngine:
     )
 
 
-def make_rollouter(
-    config: Config,
-    engine: RolloutEngine,
-    batches: Iterator[list[EncodedPrompt]],
-    policy: PolicyTrainer,
-) -> OnPolicyRollouter:
-    """The rollouter of this rank."""
-    return OnPolicyRollouter(
-        engine=engine,
-        batches=batches,
-        group_size=config.rollout.group_size,
-        max_response_tokens=config.rollout.max_response_tokens,
-        temperature=config.rollout.temperature,
-        max_num_seqs=config.engine.max_num_seqs,
-        run_seed=config.run.seed,
-        data_rank=policy.data_rank,
-        data_world_size=policy.data_world_size,
-    )
-
-
 def make_policy_update(config: Config, policy: PolicyTrainer) -> PolicyUpdate:
     """The optimizer step with the configured loss."""
     correction = config.correction
@@ -182,23 +162,21 @@ def make_checkpoint(
     config: Config,
     folder: Path,
     policy: PolicyTrainer,
-    loader: PromptLoader,
-    rollouter: OnPolicyRollouter,
+    rank_state: RankState,
+    window: AcceptanceWindow,
     evaluation: Evaluation | None,
     rank: int,
 ) -> RunCheckpoint:
-    """Checkpoints of model, optimizer, prompt position, group count and test results."""
+    """Checkpoints of model, optimizer, each rank's rollouts, acceptance window and test results."""
 
     def collect() -> dict[str, Any]:
         return {
-            "loader": loader.state_dict(),
-            "num_groups_drawn": rollouter.num_groups_drawn,
+            "window": window.state_dict(),
             "evaluation": evaluation.results if evaluation is not None else {},
         }
 
     def restore(values: dict[str, Any]) -> None:
-        loader.load_state_dict(values["loader"])
-        rollouter.num_groups_drawn = values["num_groups_drawn"]
+        window.load_state_dict(values["window"])
         if evaluation is not None:
             evaluation.results = {int(step): m for step, m in values["evaluation"].items()}
 
@@ -207,6 +185,8 @@ def make_checkpoint(
         checkpointer=policy.checkpointer,
         model_shapes=lambda: {k: tuple(v.shape) for k, v in policy.model.state_dict().items()},
         loop_state=LoopState(collect, restore),
+        save_rank=rank_state.save,
+        load_rank=rank_state.load,
         keep=config.checkpoint.keep,
         rank=rank,
     )

@@ -19,7 +19,7 @@ from rollverify.hooks import HookRegistry
 from rollverify.metrics.recorder import Recorder
 from rollverify.report import final_report
 from rollverify.rollout.engine import RolloutEngine
-from rollverify.rollout.on_policy import OnPolicyRollouter
+from rollverify.rollout.rollouter import Rollouter
 from rollverify.rollout.weight_sync import WeightSync
 from rollverify.shutdown import StopRequest
 from rollverify.stages.checkpointing import Checkpointing
@@ -41,7 +41,7 @@ class Run:
     folder: Path
     rank: int
     policy: "PolicyTrainer"
-    rollouter: OnPolicyRollouter
+    rollouter: Rollouter
     trainer: PolicyUpdate
     weight_sync: WeightSync
     hooks: HookRegistry
@@ -106,6 +106,16 @@ class Run:
         if self.rank == 0:
             final_report(self.folder, self.evaluation.results if self.evaluation else {})
         return 0
+
+    def save_after_failure(self) -> None:
+        """Keep what was generated when the rollout engine of some rank failed for good.
+
+        The trainer still holds the last step's policy, so this is a checkpoint of that step with
+        everything in flight. Collective: yes, over the world; the failure is raised on every rank.
+        """
+        if self.config.checkpoint.every_steps:
+            self.checkpointing.save(self.policy.step)
+            logger.info("saved; go on with --resume %s", self.folder)
 
     def close(self) -> None:
         """Release engine, files and process group."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rollverify.environment import set_defaults
+from rollverify.errors import EngineFailedError
 from rollverify.hooks import HookPoint
 from rollverify.log import init_logger
 from rollverify.shutdown import die_with_parent, write_rank_error
@@ -33,7 +34,7 @@ def train(run: "Run") -> None:
 
         # 2. Train: one optimizer step on F_k; the trainer now holds policy k + 1.
         with recorder.phase("train", state):
-            state.metrics |= trainer.train_step(state.finished)
+            state.metrics |= trainer.train_step(state.finished, state.policy_version)
             state.policy_version += 1
             hooks.run(HookPoint.AFTER_TRAIN, state)
 
@@ -49,6 +50,20 @@ def train(run: "Run") -> None:
         recorder.log(state)
 
 
+def train_to_end(run: "Run") -> int:
+    """Train and finish; when a rollout engine gives up, keep what was in flight.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        train(run)
+    except EngineFailedError:
+        run.save_after_failure()
+        raise
+    return run.finish()
+
+
 def main(argv: Sequence[str]) -> int:
     """Build the run of a command line, train, report; return the exit code."""
     die_with_parent()
@@ -60,8 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
         run = build_run(argv)
         run.start()
-        train(run)
-        return run.finish()
+        return train_to_end(run)
     except BaseException as error:  # The rank's last line of defence: report, then end.
         if isinstance(error, SystemExit):
             raise

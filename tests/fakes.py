@@ -10,9 +10,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rollverify.errors import RolloutError
-from rollverify.rollout.engine import Completion, GenerationRequest
-from rollverify.rollout.schema import Status, make_trajectory
-from rollverify.training.packing import TrajectoryRow
+from rollverify.rollout.engine import Completion, FinishReason, GenerationRequest
+from rollverify.rollout.schema import Status, new_trajectory
+from rollverify.rollout.segments import append_segment, set_outcome
+from rollverify.training.packing import PackedRow, TrajectoryRow
 
 EOS = 9
 
@@ -20,8 +21,10 @@ EOS = 9
 class FakeEngine:
     """Emits, at response position p (from 0) under version v, token 100 v + p at -0.1 (v + 1) nats.
 
-    Every running request gets one token per step. `stop_after` ends a request with the stop token
-    after so many tokens: {request id: tokens}, the stop token included.
+    Every running request gets one token per step; more requests than `max_num_seqs` wait. The
+    position goes on where a resumed request's response ends, with prompts of `prompt_tokens`.
+    `stop_after` ends a response with the stop token after so many tokens: {request id: tokens}, the
+    stop token included.
     """
 
     def __init__(
@@ -31,43 +34,53 @@ class FakeEngine:
         events: list[str] | None = None,
         stop_after: dict[str, int] | None = None,
         parameters: Iterable[str] = ("w",),
+        prompt_tokens: int = 1,
+        max_num_seqs: int = 1_000_000,
     ) -> None:
         self.version = version
         self.events = events if events is not None else []
         self.stop_after = stop_after or {}
+        self.prompt_tokens = prompt_tokens
+        self.max_num_seqs = max_num_seqs
         self.requests: list[GenerationRequest] = []
         """Every request ever added."""
         self.weights = {name: torch.zeros(1) for name in parameters}
         self.scores = [-0.5]
         self.lost: set[str] = set()
         """Requests that end without an answer."""
-        self._running: dict[str, list[int]] = {}
+        self.failures: list[Exception] = []
+        """Raised by the next steps, one each."""
+        self.num_steps = 0
+        self._running: dict[str, tuple[GenerationRequest, list[int]]] = {}
 
     def add_request(self, request: GenerationRequest) -> None:
+        assert request.max_tokens >= 1 and request.request_id not in self._running
         self.requests.append(request)
-        self._running[request.request_id] = []
+        self._running[request.request_id] = (request, [])
 
     def step(self) -> list[Completion]:
-        for name, tokens in self._running.items():
-            is_last = len(tokens) + 1 == self.stop_after.get(name)
-            tokens.append(EOS if is_last else 100 * self.version + len(tokens))
-        limits = {request.request_id: request.max_tokens for request in self.requests}
-        done = [
-            self._completion(name, tokens, limits[name])
-            for name, tokens in self._running.items()
-            if len(tokens) in (self.stop_after.get(name), limits[name])
-        ]
-        for completion in done:
-            del self._running[completion.request_id]
+        if self.failures:
+            raise self.failures.pop(0)
+        self.num_steps += 1
+        done = []
+        for name, (request, tokens) in list(self._running.items())[: self.max_num_seqs]:
+            position = len(request.token_ids) - self.prompt_tokens + len(tokens)
+            is_last = position + 1 == self.stop_after.get(name)
+            tokens.append(EOS if is_last else 100 * self.version + position)
+            if is_last or len(tokens) == request.max_tokens:
+                done.append(self._completion(name, "stop" if is_last else "length"))
         return [one for one in done if one.request_id not in self.lost]
 
-    def _completion(self, name: str, tokens: list[int], limit: int) -> Completion:
-        del limit
+    def pause(self) -> list[Completion]:
+        return [self._completion(name, "paused") for name in list(self._running)]
+
+    def _completion(self, name: str, reason: FinishReason) -> Completion:
+        _, tokens = self._running.pop(name)
         return Completion(
             request_id=name,
             token_ids=list(tokens),
             logprobs=[-0.1 * (self.version + 1)] * len(tokens),
-            finish_reason="stop" if len(tokens) == self.stop_after.get(name) else "length",
+            finish_reason=reason,
         )
 
     @property
@@ -156,17 +169,60 @@ def trajectory(
     group: int = 0,
     sample: int = 0,
     logprobs: Sequence[float] | None = None,
+    version: int = 0,
     status: Status = Status.STOP,
 ) -> TensorDict:
-    """A finished trajectory of version 0; behavior log-probs -1 nat unless given."""
-    return make_trajectory(
-        prompt_ids=list(prompt),
-        response_ids=list(response),
-        behavior_logprobs=[-1.0] * len(response) if logprobs is None else list(logprobs),
-        policy_version=0,
-        status=status,
-        reward=reward,
-        group_id=group,
-        sample_index=sample,
-        seed=0,
-    )
+    """A finished trajectory of one segment; behavior log-probs -1 nat unless given."""
+    made = new_trajectory(prompt_ids=prompt, group_id=group, prompt_index=0, sample_index=sample)
+    values = [-1.0] * len(response) if logprobs is None else logprobs
+    append_segment(made, response, values, policy_version=version, seed=0)
+    set_outcome(made, status, reward)
+    return made
+
+
+class ScoringTrainer(FakeTrainer):
+    """Scores rows as the policy trainer does; remembers the rows it was given."""
+
+    def __init__(self, vocab_size: int = 6, *, seed: int = 0) -> None:
+        super().__init__(vocab_size, seed=seed)
+        self.scored_rows: list[PackedRow] = []
+
+    def score(self, rows: Sequence[PackedRow], *, temperature: float) -> list[Tensor]:
+        self.scored_rows += rows
+        every = (self.logits.detach() / temperature).log_softmax(dim=-1)
+        return [every[row.tokens, row.targets].float() for row in rows]
+
+
+class FakeScorer:
+    """Hands out given log-probs, {(group, sample): nats}, instead of scoring."""
+
+    def __init__(self, logprobs: dict[tuple[int, int], Sequence[float]]) -> None:
+        self.logprobs = logprobs
+        self.calls: list[list[tuple[int, int]]] = []
+        """(group, sample) of what was asked for, call by call."""
+
+    def score(self, trajectories: Sequence[TensorDict]) -> list[Tensor]:
+        names = [(int(one["group_id"]), int(one["sample_index"])) for one in trajectories]
+        self.calls.append(names)
+        return [torch.tensor(self.logprobs.get(name, ())) for name in names]
+
+
+def paused(
+    segments: dict[int, Sequence[float]],
+    *,
+    group: int = 0,
+    sample: int = 0,
+    has_anchors: bool = True,
+) -> TensorDict:
+    """An unfinished trajectory with a segment per version, {version: behavior log-probs in nats}.
+
+    The prompt is [7, 8], the response 0, 1, 2, ...; anchors equal the behavior log-probs.
+    """
+    made = new_trajectory(prompt_ids=[7, 8], group_id=group, prompt_index=0, sample_index=sample)
+    for version, logprobs in segments.items():
+        start = len(made["response_ids"])
+        ids = range(start, start + len(logprobs))
+        append_segment(made, list(ids), logprobs, policy_version=version, seed=0)
+    if has_anchors:
+        made["anchor_logprobs"] = made["behavior_logprobs"].clone()
+    return made

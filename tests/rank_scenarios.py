@@ -18,7 +18,8 @@ from tiny_models import (
 )
 from torch import Tensor
 
-from rollverify.rollout.schema import Status, make_trajectory
+from rollverify.rollout.schema import Status, new_trajectory
+from rollverify.rollout.segments import append_segment, set_outcome
 from rollverify.training.policy_update import PolicyUpdate
 
 NUM_STEPS = 3
@@ -70,17 +71,13 @@ def trajectory(group: int, sample: int, length: int, reward: float) -> TensorDic
     """A prompt of 2 tokens and a response; `length` tokens are fed to the model."""
     ids = random_documents([length + 1], seed=100 * group + sample)[0]
     size = length - 1
-    return make_trajectory(
-        prompt_ids=ids[:2],
-        response_ids=ids[2:],
-        behavior_logprobs=[-5.0 - 0.1 * i for i in range(size)],
-        policy_version=0,
-        status=Status.LENGTH,
-        reward=reward,
-        group_id=group,
-        sample_index=sample,
-        seed=0,
+    made = new_trajectory(
+        prompt_ids=ids[:2], group_id=group, prompt_index=group, sample_index=sample
     )
+    logprobs = [-5.0 - 0.1 * i for i in range(size)]
+    append_segment(made, ids[2:], logprobs, policy_version=0, seed=0)
+    set_outcome(made, Status.LENGTH, reward)
+    return made
 
 
 def uneven_groups() -> list[list[TensorDict]]:

@@ -192,6 +192,27 @@ def _diagnostics(
     }
 
 
+def engine_mismatch(
+    anchor_logprobs: Tensor, behavior_logprobs: Tensor, loss_mask: Tensor
+) -> dict[str, Tensor]:
+    """Trainer against engine under one version of the policy: the mismatch apart from staleness.
+
+    Args:
+        anchor_logprobs: [T] float32 or float64, nats; trainer, under the version that sampled
+            each token. May be anything outside the mask.
+        behavior_logprobs: [T] same dtype, nats; engine, at sampling time.
+        loss_mask: [T] bool; True on tokens the loss sums over.
+
+    Returns:
+        mismatch_abs and mismatch_k3 as in the diagnostics of `grpo_token_loss`, each [T].
+
+    Source:
+        Our choice: RollVerify does not tell the two apart.
+    """
+    mismatch_T = _log_ratio(anchor_logprobs, behavior_logprobs, loss_mask)
+    return {"mismatch_abs": mismatch_T.abs(), "mismatch_k3": _k3(mismatch_T)}
+
+
 def _k3(log_ratio_T: Tensor) -> Tensor:
     # Rounding can leave a tiny negative value where the ratio is close to 1.
     return (log_ratio_T.expm1() - log_ratio_T).clamp(min=0.0)

@@ -94,6 +94,15 @@ class AcceptanceWindow:
         return self._is_on_policy
 
     @property
+    def is_reversible(self) -> bool:
+        """Whether the run may come back from on-policy rollouts.
+
+        Source:
+            Our choice; the paper switches for good.
+        """
+        return self._reversible
+
+    @property
     def is_full(self) -> bool:
         """Whether enough rates have come in to decide.
 

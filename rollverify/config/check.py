@@ -48,6 +48,7 @@ def check_rules(config: Config) -> None:
     _check_data(config)
     _check_sampling(config)
     _check_sizes(config)
+    _check_filter(config)
     _check_engine_options(config)
     _check_schedule(config)
     _check_prepared_task(config)
@@ -122,6 +123,24 @@ def _check_sizes(config: Config) -> None:
                 f"engine.max_num_batched_tokens must be >= {other} = {least}, "
                 f"got {engine.max_num_batched_tokens}",
             )
+
+
+def _check_filter(config: Config) -> None:
+    """Refuse filters that have nothing to keep or nothing to discard."""
+    options = config.filter
+    if options.max_staleness < 1:
+        raise RuleError(
+            ("filter.max_staleness",),
+            f"filter.max_staleness must be >= 1 step, got {options.max_staleness}: responses are "
+            "checked after the optimizer step, when their newest segment is 1 step old, so none "
+            "could pass; method.name = 'on_policy' resumes none",
+        )
+    if options.name != "off" and config.method.name == "on_policy":
+        raise RuleError(
+            ("filter.name", "method.name"),
+            f"filter.name = {options.name!r} discards unfinished responses, but method.name = "
+            "'on_policy' leaves none; set filter.name = 'off' or method.name = 'partial_rollout'",
+        )
 
 
 def _check_engine_options(config: Config) -> None:

@@ -4,6 +4,7 @@ Reading is in `load`; nothing here writes files.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import cast
@@ -21,8 +22,12 @@ def to_dict(config: Config) -> dict[str, dict[str, object]]:
 
 
 def to_json(config: Config) -> str:
-    """Indented JSON with a final newline."""
-    return json.dumps(to_dict(config), indent=2, ensure_ascii=False) + "\n"
+    """Indented JSON with a final newline; infinity, which JSON lacks, is the string "inf"."""
+    values = {
+        table: {key: "inf" if value == math.inf else value for key, value in entries.items()}
+        for table, entries in to_dict(config).items()
+    }
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_toml(config: Config, sources: Mapping[str, str] | None = None) -> str:

@@ -85,14 +85,16 @@ def _parse(file: str) -> dict[str, object]:
 
 def _similar_files(path: Path) -> str:
     """Cure for a path that is no file: similar TOML files, beside it or in the usual folder."""
-    folders = [path] if path.is_dir() else [path.parent, DEFAULT_CONFIG.parent]
-    files = {one.resolve(): one for folder in folders for one in sorted(folder.glob("*.toml"))}
+    beside = {path.parent: "*.toml", DEFAULT_CONFIG.parent: "**/*.toml"}
+    places = {path: "*.toml"} if path.is_dir() else beside
+    found = [one for folder, names in places.items() for one in sorted(folder.glob(names))]
+    files = {one.resolve(): one for one in found}
     stems = difflib.get_close_matches(path.stem, [one.stem for one in files], n=3)
     near = [str(one) for one in files.values() if one.stem in stems]
     if near:
         return f"did you mean {' or '.join(near)}?"
-    found = [str(one) for one in files.values()]
-    return f"there is {', '.join(found[:5])}" if found else "there is no TOML file near it"
+    known = [str(one) for one in files.values()]
+    return f"there is {', '.join(known[:5])}" if known else "there is no TOML file near it"
 
 
 def _check_document(document: dict[str, object]) -> dict[str, object]:

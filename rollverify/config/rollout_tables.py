@@ -17,6 +17,14 @@ class RolloutConfig(Table):
     """Prompts in one training batch, over all data-parallel ranks."""
     group_size: Annotated[int, Range(ge=1)] = 8
     """Responses sampled for each prompt (n); the group is the baseline of its advantages."""
+    oversampling: Annotated[float, Range(ge=1)] = 2.0
+    """Responses in flight over those of one batch, so that the engine stays busy while the longest
+    finish; method on_policy starts exactly one batch."""
+    count_every: Annotated[int, Range(ge=1)] = 8
+    """Engine steps between two counts of complete groups over the ranks, which end a rollout phase;
+    method on_policy does not count."""
+    mask_older_segments: bool = False
+    """Whether a resumed response is trained only on the tokens of its newest policy version."""
     max_prompt_tokens: Annotated[int, Range(ge=1)] = 32
     """Longest prompt; a longer one is an error, never cut."""
     max_response_tokens: Annotated[int, Range(ge=1)] = 352
@@ -40,8 +48,9 @@ class EngineConfig(Table):
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the engine's weights and activations."""
-    max_num_seqs: Annotated[int, Range(ge=1)] = 256
-    """Most responses decoded at the same time by one engine."""
+    max_num_seqs: Annotated[int, Range(ge=1)] = 512
+    """Most responses decoded at the same time by one engine. The default holds all that are in
+    flight: rollout.oversampling * prompts_per_step * group_size, divided by the ranks."""
     max_num_batched_tokens: Annotated[int, Range(ge=1)] = 8192
     """Most tokens processed in one engine step."""
     kv_cache_gib: Annotated[float, Range(gt=0)] = 1.0

@@ -1,7 +1,7 @@
 """The whole config: one frozen dataclass per TOML table, with every default of the project.
 
-Larger tables are in `prepare_table`, `rollout_tables` and `training_tables`. Nothing here reads
-files.
+Larger tables are in `method_tables`, `prepare_table`, `rollout_tables` and `training_tables`.
+Nothing here reads files.
 """
 
 import dataclasses
@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from rollverify.config.check import check_rules
+from rollverify.config.method_tables import (
+    FilterConfig,
+    MethodConfig,
+    SwitchingConfig,
+    VerificationConfig,
+)
 from rollverify.config.prepare_table import PrepareConfig
 from rollverify.config.rollout_tables import EngineConfig, RolloutConfig, WeightSyncConfig
 from rollverify.config.setting import Range, Setting, Table, settings_of
@@ -31,14 +37,6 @@ class RunConfig(Table):
     """Seed of prompt order and sampling; each request's seed is derived from it."""
     output_dir: str = "outputs"
     """Folder that holds the run folders."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class MethodConfig(Table):
-    """The training method."""
-
-    name: Literal["on_policy"] = "on_policy"
-    """on_policy: every response of a batch is finished under the policy that started it."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -113,6 +111,12 @@ class Config:
     """Name, seed and place of the run."""
     method: MethodConfig = field(default_factory=MethodConfig)
     """The training method."""
+    verification: VerificationConfig = field(default_factory=VerificationConfig)
+    """The check of unfinished responses."""
+    switching: SwitchingConfig = field(default_factory=SwitchingConfig)
+    """The change to on-policy rollouts."""
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    """Baselines that discard unfinished responses."""
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     """The built-in task and base model."""
     model: ModelConfig = field(default_factory=ModelConfig)

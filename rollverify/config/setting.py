@@ -27,10 +27,14 @@ class Range:
     """The value must be smaller than this."""
     special: int | None = None
     """One more allowed value outside the bounds, such as -1 for "derive it"."""
+    allow_inf: bool = False
+    """Whether infinity is allowed as well, for a limit that can be turned off."""
 
     def __contains__(self, value: float) -> bool:
-        """Whether `value` is finite and within every bound, or is the special value."""
+        """Whether `value` is finite and within every bound, or is one of the allowed exceptions."""
         if self.special is not None and value == self.special:
+            return True
+        if self.allow_inf and value == math.inf:
             return True
         return (
             math.isfinite(value)
@@ -44,7 +48,8 @@ class Range:
         """The bounds in words, such as "> 0 and <= 1"."""
         bounds = ((">=", self.ge), (">", self.gt), ("<=", self.le), ("<", self.lt))
         words = " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
-        return words if self.special is None else f"{words}, or {self.special}"
+        exceptions = [str(self.special)] * (self.special is not None) + ["inf"] * self.allow_inf
+        return ", or ".join(filter(None, [words, *exceptions]))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -118,18 +123,19 @@ def check_value(setting: Setting, value: object) -> object:
     """The value as it is stored: an int given for a float becomes a float, the rest is unchanged.
 
     Raises:
-        ConfigError: wrong type (a bool is not an int), outside a Literal, outside the bounds, nan
-            or infinite.
+        ConfigError: wrong type (a bool is not an int), outside a Literal, outside the bounds, nan,
+            or infinite where that is not allowed.
     """
     if setting.kind is float and type(value) is int:
         value = _to_float(value)
     if type(value) is not setting.kind:
         got = f"{type(value).__name__} {shorten(value)}"
-        raise ConfigError(f"'{setting.key}' must be {setting.wanted}, got {got}")
+        cure = "; write inf without quotes" if setting.bounds.allow_inf and value == "inf" else ""
+        raise ConfigError(f"'{setting.key}' must be {setting.wanted}, got {got}{cure}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         if value not in setting.bounds:
-            rules = ("finite" if not math.isfinite(value) else "", str(setting.bounds))
-            rule = " and ".join(filter(None, rules))
+            is_odd = not math.isfinite(value) and not setting.bounds.allow_inf
+            rule = " and ".join(filter(None, ("finite" if is_odd else "", str(setting.bounds))))
             raise ConfigError(f"{setting.key} must be {rule}, got {shorten(value)}")
     elif setting.choices and value not in setting.choices:
         choices = ", ".join(repr(choice) for choice in setting.choices)

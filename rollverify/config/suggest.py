@@ -11,7 +11,9 @@ from rollverify.config.setting import settings_of
 
 def suggest_table(name: str) -> str:
     """Cure for an unknown table: the nearest table, or the tables that own a key of that name."""
-    near = difflib.get_close_matches(name, TABLES, n=1)
+    near = difflib.get_close_matches(name, TABLES, n=1) or [
+        known for known in TABLES if len(name) > 3 and known.startswith(name[:4])
+    ]
     if near:
         return f"did you mean [{near[0]}]?"
     return _owners(name) or f"the tables are {', '.join(TABLES)}"

@@ -42,19 +42,18 @@ def epoch_order(num_prompts: int, seed: int, epoch: int, shuffle: bool) -> list[
 class _BatchOrder:
     """Endless batches of prompt indices; torchdata saves and restores it as its batch sampler."""
 
-    def __init__(self, num_prompts: int, prompts_per_step: int, seed: int, shuffle: bool) -> None:
+    def __init__(self, num_prompts: int, batch_size: int, seed: int, shuffle: bool) -> None:
         self.num_prompts = num_prompts
-        self.prompts_per_step = prompts_per_step
+        self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
         self.num_drawn = 0
-        self.num_untrained = 0
         self._epoch = -1
         self._order: list[int] = []
 
     def __iter__(self) -> Iterator[list[int]]:
         while True:
-            yield [self._draw() for _ in range(self.prompts_per_step)]
+            yield [self._draw() for _ in range(self.batch_size)]
 
     def _draw(self) -> int:
         epoch, position = divmod(self.num_drawn, self.num_prompts)
@@ -65,7 +64,7 @@ class _BatchOrder:
         return self._order[position]
 
     def state_dict(self) -> dict[str, int]:
-        return {"num_drawn": self.num_drawn - self.num_untrained}
+        return {"num_drawn": self.num_drawn}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         num_drawn = state["num_drawn"]
@@ -83,23 +82,23 @@ class PromptLoader:
     """
 
     def __init__(
-        self, prompts: Sequence[Prompt], *, prompts_per_step: int, seed: int, shuffle: bool = True
+        self, prompts: Sequence[Prompt], *, batch_size: int, seed: int, shuffle: bool = True
     ) -> None:
         """Start at the first prompt of epoch 0.
 
         Args:
             prompts: the whole set, in file order; at least one.
-            prompts_per_step: prompts in each global batch, >= 1.
+            batch_size: prompts in each global batch, >= 1.
             seed: decides the order of every epoch.
             shuffle: False walks the set in file order.
 
         Raises:
-            ConfigError: if there are no prompts or `prompts_per_step` < 1.
+            ConfigError: if there are no prompts or `batch_size` < 1.
         """
         if not prompts:
             raise ConfigError("the prompt set is empty; give data.train_file at least one line")
-        if prompts_per_step < 1:
-            raise ConfigError(f"rollout.prompts_per_step must be >= 1, got {prompts_per_step}")
+        if batch_size < 1:
+            raise ConfigError(f"a batch needs at least 1 prompt, got {batch_size}")
         self._prompts = list(prompts)
         self._identity = {
             "format": STATE_FORMAT,
@@ -108,7 +107,7 @@ class PromptLoader:
             "seed": seed,
             "shuffle": shuffle,
         }
-        self._order = _BatchOrder(len(self._prompts), prompts_per_step, seed, shuffle)
+        self._order = _BatchOrder(len(self._prompts), batch_size, seed, shuffle)
         with warnings.catch_warnings():
             # torchdata 0.11 calls a function that torch 2.13 has deprecated; nothing to act on
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
@@ -126,7 +125,7 @@ class PromptLoader:
         return self
 
     def __next__(self) -> list[Prompt]:
-        """Next global batch, `prompts_per_step` prompts; never raises StopIteration."""
+        """Next global batch, `batch_size` prompts; never raises StopIteration."""
         return next(self._batches)
 
     @property
@@ -147,34 +146,48 @@ class PromptLoader:
     @property
     def last_batch_epoch(self) -> int:
         """Epoch of the first prompt of the batch handed out last (0 before any): to be logged."""
-        return max(0, self.num_drawn - self._order.prompts_per_step) // len(self._prompts)
+        return max(0, self.num_drawn - self._order.batch_size) // len(self._prompts)
 
-    def state_dict(self, num_untrained: int = 0) -> dict[str, Any]:
-        """State as plain JSON values; a few hundred bytes whatever the size of the set.
+    def seek(self, num_drawn: int) -> None:
+        """Go on at any place of the stream.
 
         Args:
-            num_untrained: prompts at the end of the stream so far that were handed out but will be
-                lost with the process; the restored loader hands them out again first.
+            num_drawn: prompts of the stream before the next batch, >= 0.
+
+        Raises:
+            ValueError: if it is negative.
+        """
+        if num_drawn < 0:
+            raise ValueError(f"num_drawn must be >= 0, got {num_drawn}")
+        self._order.num_drawn = num_drawn
+        self._batches = iter(self._loader)
+
+    def index_at(self, position: int) -> int:
+        """Place in the set of the prompt at a place of the stream, drawn or not.
+
+        Args:
+            position: prompts of the stream before it, >= 0.
+        """
+        epoch, place = divmod(position, len(self._prompts))
+        order = self._order
+        return epoch_order(len(self._prompts), order.seed, epoch, order.shuffle)[place]
+
+    def state_dict(self) -> dict[str, Any]:
+        """State as plain JSON values; a few hundred bytes whatever the size of the set.
 
         Returns:
             Dict for `load_state_dict` of a loader over the same prompts and seed.
-
-        Raises:
-            ValueError: if `num_untrained` is outside 0..num_drawn.
         """
-        if not 0 <= num_untrained <= self.num_drawn:
-            raise ValueError(f"num_untrained must be in 0..{self.num_drawn}, got {num_untrained}")
-        self._order.num_untrained = num_untrained
-        try:
-            num_drawn = self.num_drawn - num_untrained
-            return {**self._identity, "num_drawn": num_drawn, "loader": self._loader.state_dict()}
-        finally:
-            self._order.num_untrained = 0
+        return {
+            **self._identity,
+            "num_drawn": self.num_drawn,
+            "loader": self._loader.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after the batch at which `state` was taken.
 
-        `prompts_per_step` may differ from the one saved: positions count prompts.
+        `batch_size` may differ from the one saved: positions count prompts.
 
         Raises:
             CheckpointError: if the state is damaged, or was saved for other prompts, another seed

@@ -43,10 +43,54 @@ METRICS: dict[str, Metric] = {
     "rollout/zero_signal_groups": Metric("count", "groups whose rewards are all equal"),
     "rollout/tokens_per_s": Metric("tokens/s", "generated tokens over the seconds of the phase"),
     "rollout/engine_busy_frac": Metric("share", "mean share of the engine's slots in use"),
+    "rollout/decode_steps": Metric("count", "engine steps of this phase, the rank with most"),
+    "rollout/idle_slot_steps": Metric("count", "engine steps times slots not in use, all ranks"),
+    "rollout/num_resumed": Metric("count", "trajectories with tokens that went on, all ranks"),
+    "rollout/num_started": Metric("count", "trajectories begun at the bare prompt, all ranks"),
+    "rollout/tokens_to_regenerate": Metric(
+        "tokens", "cut or discarded in this step and sampled again in the next phase, all ranks"
+    ),
+    # Where every group and every token of the run is; see `rollout/ledger.py`, `rollout/buffer.py`.
+    "ledger/<state>": Metric("groups", "groups in this state at the end of the step, all ranks"),
+    "ledger/num_dropped": Metric("groups", "times a group was dropped and queued again, so far"),
+    "tokens/<fate>": Metric("tokens", "response tokens that met this fate so far, all ranks"),
+    # Off-policy shift |p / p_when_sampled - 1| under the trainer's scores, all ranks.
+    # <of>: "unfinished" is U_k under policy k + 1, "trained" the loss tokens of F_k under policy k.
+    # <level>: token, segment, sequence; those without a token have no OPS and are left out.
+    # <age>: steps since the token was sampled: 0, 1, 2, 3, 4_7, 8_up; left out where none is.
+    "ops/<of>_<level>_mean": Metric("1", "mean off-policy shift"),
+    "ops/<of>_<level>_p95": Metric("1", "95th percentile of the off-policy shift"),
+    "ops/<of>_<level>_max": Metric("1", "largest off-policy shift"),
+    "ops/<of>_age_<age>": Metric("1", "mean off-policy shift of tokens of this age"),
+    # Age of what the step trained on, in optimizer steps.
+    "staleness/trained_mean": Metric("steps", "mean over trajectories, oldest trained segment"),
+    "staleness/trained_max": Metric("steps", "age of the oldest trained token"),
+    "staleness/trained_tokens_age_<age>_frac": Metric("share", "loss tokens of this age"),
+    # Verification of U_k against the policy after the step.
+    "verification/acceptance_rate": Metric(
+        "share", "response tokens of U_k left after filter and verification"
+    ),
+    "verification/untouched_frac": Metric("share", "trajectories of U_k that lost no token"),
+    "verification/cuts_segment": Metric("count", "trajectories cut by the segment threshold"),
+    "verification/cuts_token": Metric("count", "trajectories cut by the token threshold"),
+    "verification/tokens_checked": Metric("tokens", "response tokens of U_k before the filter"),
+    "verification/tokens_cut": Metric("tokens", "response tokens that verification cut"),
+    "verification/scan_s": Metric("s", "the two stages and the cuts, without scoring; rank 0"),
+    "verification/scoring_s": Metric("s", "both scoring passes over U_k; rank 0"),
+    "verification/step_frac": Metric("share", "scoring, scan and log over the step's seconds"),
+    # Filter baselines: trajectories or groups of U_k that are given up.
+    "filter/trajectories_discarded": Metric("count", "trajectories above the limit"),
+    "filter/groups_discarded": Metric("count", "groups given up for good"),
+    "filter/tokens_discarded": Metric("tokens", "response tokens of U_k that were discarded"),
+    # Switch to on-policy rollouts.
+    "switching/acceptance_rate": Metric("share", "acceptance rate the window took in"),
+    "switching/average_rate": Metric("share", "average over the window so far"),
+    "switching/is_on_policy": Metric("0 or 1", "1 once rollouts are on-policy"),
     # Rollout engine against trainer, on the same weights and tokens.
     "mismatch/logprob_abs_mean": Metric("nats", "mean |anchor - behavior| over loss tokens"),
     "mismatch/logprob_abs_max": Metric("nats", "largest |anchor - behavior|"),
     "mismatch/k3_nats": Metric("nats", "k3 estimate of KL(behavior || anchor)"),
+    "mismatch/age_<age>": Metric("nats", "mean |anchor - behavior| of loss tokens of this age"),
     "correction/weight_mean": Metric("1", "mean importance weight over loss tokens"),
     "correction/truncated_frac": Metric("share", "loss tokens whose weight hit the threshold"),
     "sync/parity_abs_max": Metric("nats", "largest engine-trainer gap on the probe after sync"),
@@ -67,7 +111,7 @@ METRICS: dict[str, Metric] = {
     "memory/rss_gib": Metric("GiB", "resident memory of the largest rank"),
     "progress/epoch": Metric("epochs", "passes over the training prompts, from 0"),
     "progress/policy_version": Metric("count", "optimizer steps taken, at the end of the step"),
-    "progress/num_prompts": Metric("count", "training prompts used since the start of the run"),
+    "progress/num_prompts": Metric("count", "training prompts drawn since the start of the run"),
 }
 
 _PLACEHOLDER = re.compile(r"<\w+>")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Generator
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from tqdm import tqdm
 
+from rollverify.metrics.charts import layout
+from rollverify.metrics.json_lines import open_for_resume
 from rollverify.metrics.names import is_declared, phase_time_key
 from rollverify.state import StepState
 
@@ -81,7 +82,7 @@ class Recorder:
         if not self._is_writer:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._metrics_file = _open_metrics_file(folder / METRICS_FILE, resume_step)
+        self._metrics_file = open_for_resume(folder / METRICS_FILE, resume_step)
         if tensorboard:
             self._writer = _open_tensorboard(folder / TENSORBOARD_FOLDER, resume_step)
         logger.info("recording to %s (world size %d)", folder, world_size)
@@ -180,27 +181,11 @@ def _json_line(state: StepState) -> str:
     return json.dumps({"step": state.step, **finite}, allow_nan=False) + "\n"
 
 
-def _open_metrics_file(path: Path, resume_step: int) -> TextIO:
-    """Keep the lines up to the resumed step, drop later ones and a torn last line, and append."""
-    kept: list[str] = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                step = json.loads(line)["step"]
-            except json.JSONDecodeError:
-                logger.warning("dropping an incomplete line of %s", path)
-                continue
-            if step <= resume_step:
-                kept.append(line + "\n")
-    rewritten = path.with_suffix(".tmp")
-    rewritten.write_text("".join(kept), encoding="utf-8")
-    os.replace(rewritten, path)
-    return path.open("a", encoding="utf-8")
-
-
 def _open_tensorboard(folder: Path, resume_step: int) -> SummaryWriter:
     # Imported here because it takes 0.3 s that ranks without a writer need not pay.
     from torch.utils.tensorboard.writer import SummaryWriter
 
     # Readers drop what earlier event files hold from the purge step on.
-    return SummaryWriter(log_dir=str(folder), purge_step=resume_step + 1)
+    writer = SummaryWriter(log_dir=str(folder), purge_step=resume_step + 1)
+    writer.add_custom_scalars(layout())
+    return writer

@@ -1,12 +1,15 @@
 """Reduce per-rank numbers to the numbers of the whole run.
 
-Knows nothing of means: add up numerators and denominators and divide afterwards.
+Knows nothing of means: add up numerators and denominators and divide afterwards. Percentiles cannot
+be added up: gather the values.
 """
 
 import zlib
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 def reduce_metrics(
@@ -50,3 +53,31 @@ def reduce_metrics(
         dict(zip(sum_keys, sum_row.tolist(), strict=True)),
         dict(zip(max_keys, max_values, strict=True)),
     )
+
+
+def gather_values(rows: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
+    """Join lists of values over ranks, in the order of the ranks.
+
+    Collective: yes, over `group`; two all-gathers, whatever the number of lists.
+
+    Args:
+        rows: [N_i] tensors of one dtype; the same number of them on every rank, lengths may differ.
+        group: the ranks that hold different values.
+
+    Returns:
+        [sum of N_i over ranks] per list, same dtype, on the CPU; equal on every rank.
+    """
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    all_lengths = [torch.zeros_like(lengths) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_lengths, lengths, group=group)
+    sizes = [part.tolist() for part in all_lengths]
+    joined = torch.cat(list(rows))
+    padded = joined.new_zeros(max(map(sum, sizes)), device=device)
+    padded[: len(joined)] = joined
+    gathered = [torch.zeros_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded, group=group)
+    parts = [
+        values.cpu()[: sum(size)].split(size) for values, size in zip(gathered, sizes, strict=True)
+    ]
+    return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]

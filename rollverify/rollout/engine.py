@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "paused"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """A finished response."""
+    """What one request generated."""
 
     request_id: str
     """Id of the request."""
@@ -46,7 +46,8 @@ class Completion:
     """Log-prob of each generated id in nats, after the temperature; 0.0 each when greedy."""
 
     finish_reason: FinishReason
-    """`stop` where the stop token was drawn, `length` where `max_tokens` was reached."""
+    """`stop` where the stop token was drawn, `length` where `max_tokens` was reached, `paused`
+    where the request was ended from outside."""
 
 
 class RolloutEngine(Protocol):
@@ -58,6 +59,10 @@ class RolloutEngine(Protocol):
 
     def step(self) -> list[Completion]:
         """Decode one token of every running request; return what finished in this step."""
+        ...
+
+    def pause(self) -> list[Completion]:
+        """End every request, queued or running; return what each has generated, maybe nothing."""
         ...
 
     @property

@@ -12,13 +12,16 @@ from rollverify.rollout.engine import Completion, GenerationRequest, RolloutEngi
 
 @dataclass(kw_only=True, slots=True)
 class GenerationStats:
-    """What one call of `run_requests` cost."""
+    """What a rollout phase or a call of `run_requests` cost."""
 
     num_tokens: int = 0
     """Tokens generated."""
 
     num_steps: int = 0
     """Engine steps."""
+
+    num_started: int = 0
+    """Responses begun at the bare prompt."""
 
     slot_steps: int = 0
     """Requests unfinished, capped at the engine's slots, summed over steps."""
@@ -51,8 +54,8 @@ def run_requests(
         expected.add(request.request_id)
         engine.add_request(request)
     completions: dict[str, Completion] = {}
-    stats = GenerationStats(capacity=min(max_num_seqs, len(expected)))
-    slots = stats.capacity
+    stats = GenerationStats(num_started=len(expected))
+    slots = min(max_num_seqs, len(expected))
     while running := engine.num_unfinished:
         stats.num_steps += 1
         stats.slot_steps += min(running, slots)

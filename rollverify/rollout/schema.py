@@ -5,8 +5,10 @@ Does not decide what a trajectory is trained on.
 
 Example: prompt [7, 8], response [5, 6, 1] all sampled under version 4 gives response_ids [5, 6, 1],
 behavior_logprobs of 3 nats, policy_version [4, 4, 4], segment_ids [0, 0, 0], loss_mask all True.
+`segments.py` grows and cuts it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -41,14 +43,25 @@ FIELDS: dict[str, Field] = {
     "prompt_ids": Field(torch.int64, "prompt", "[P] ids of the prompt"),
     "response_ids": Field(torch.int64, "response", "[R] sampled ids, the stop token included"),
     "behavior_logprobs": Field(torch.float32, "response", "[R] nats, by the engine at sampling"),
+    "anchor_logprobs": Field(
+        torch.float32,
+        "response",
+        "[R] nats, by the trainer under the version that sampled the token; NaN until scored",
+    ),
     "policy_version": Field(torch.int32, "response", "[R] version that sampled the token"),
     "segment_ids": Field(torch.int32, "response", "[R] index of the run of equal versions, from 0"),
     "loss_mask": Field(torch.bool, "response", "[R] True on tokens the loss sums over"),
-    "reward": Field(torch.float32, "", "reward of the whole response"),
+    "is_reprefilled": Field(
+        torch.bool, "response", "[R] True where the keys and values before the token were rebuilt"
+    ),
+    "reward": Field(torch.float32, "", "reward of the whole response; 0 while unfinished"),
     "status": Field(torch.int64, "", "a `Status`"),
     "group_id": Field(torch.int64, "", "number of the group in drawing order, unique in a run"),
+    "prompt_index": Field(torch.int64, "", "place of the prompt in the training set"),
     "sample_index": Field(torch.int64, "", "place in the group, from 0"),
-    "seed": Field(torch.int64, "", "seed of the sampling stream"),
+    "seed": Field(torch.int64, "", "seed of the newest sampling stream"),
+    "num_requests": Field(torch.int64, "", "sampling streams begun so far; decides the next seed"),
+    "verified_version": Field(torch.int64, "", "version last verified against, -1 for none"),
 }
 
 
@@ -62,7 +75,7 @@ def validate_trajectory(trajectory: TensorDict) -> None:
     unknown = set(trajectory.keys()) - FIELDS.keys()
     if missing or unknown:
         raise ValueError(f"trajectory lacks {sorted(missing)} and has unknown {sorted(unknown)}")
-    name = f"group {int(trajectory['group_id'])} sample {int(trajectory['sample_index'])}"
+    name = name_of(trajectory)
     lengths = {"": torch.Size([]), "prompt": trajectory["prompt_ids"].shape[:1]}
     lengths["response"] = trajectory["response_ids"].shape[:1]
     for key, field in FIELDS.items():
@@ -79,30 +92,27 @@ def validate_trajectory(trajectory: TensorDict) -> None:
         raise ValueError(f"{name}: the prompt is empty")
 
 
-def make_trajectory(
+def name_of(trajectory: TensorDict) -> str:
+    """Say in words which trajectory this is, for messages and logs."""
+    return f"group {int(trajectory['group_id'])} sample {int(trajectory['sample_index'])}"
+
+
+def new_trajectory(
     *,
-    prompt_ids: list[int] | tuple[int, ...],
-    response_ids: list[int],
-    behavior_logprobs: list[float],
-    policy_version: int,
-    status: Status,
-    reward: float,
+    prompt_ids: Sequence[int],
     group_id: int,
+    prompt_index: int,
     sample_index: int,
-    seed: int,
+    num_requests: int = 0,
 ) -> TensorDict:
-    """Build and check the trajectory of a response sampled under one version.
+    """Build a trajectory that has not begun: an empty response, status unfinished.
 
     Args:
         prompt_ids: P ids, at least one.
-        response_ids: R ids.
-        behavior_logprobs: R nats.
-        policy_version: version that sampled all tokens.
-        status: how the response ended.
-        reward: of the whole response.
         group_id: number of its group.
+        prompt_index: place of the prompt in the training set.
         sample_index: place in the group.
-        seed: of its sampling stream.
+        num_requests: sampling streams that an earlier attempt at this sample has used.
 
     Returns:
         TensorDict with the keys of `FIELDS` and batch size [].
@@ -110,23 +120,22 @@ def make_trajectory(
     Raises:
         ValueError: see `validate_trajectory`.
     """
-    size = len(response_ids)
-    trajectory = TensorDict(
-        {
-            "prompt_ids": torch.tensor(prompt_ids, dtype=torch.int64),
-            "response_ids": torch.tensor(response_ids, dtype=torch.int64),
-            "behavior_logprobs": torch.tensor(behavior_logprobs, dtype=torch.float32),
-            "policy_version": torch.full((size,), policy_version, dtype=torch.int32),
-            "segment_ids": torch.zeros(size, dtype=torch.int32),
-            "loss_mask": torch.ones(size, dtype=torch.bool),
-            "reward": torch.tensor(reward, dtype=torch.float32),
-            "status": torch.tensor(int(status)),
-            "group_id": torch.tensor(group_id),
-            "sample_index": torch.tensor(sample_index),
-            "seed": torch.tensor(seed),
-        },
-        batch_size=[],
-    )
+    single = {
+        "status": int(Status.UNFINISHED),
+        "group_id": group_id,
+        "prompt_index": prompt_index,
+        "sample_index": sample_index,
+        "seed": 0,
+        "num_requests": num_requests,
+        "verified_version": -1,
+        "reward": 0.0,
+    }
+    values = {key: torch.tensor(value, dtype=FIELDS[key].dtype) for key, value in single.items()}
+    for key, field in FIELDS.items():
+        if field.per == "response":
+            values[key] = torch.zeros(0, dtype=field.dtype)
+    values["prompt_ids"] = torch.tensor(prompt_ids, dtype=torch.int64)
+    trajectory = TensorDict(values, batch_size=[])
     validate_trajectory(trajectory)
     return trajectory
 

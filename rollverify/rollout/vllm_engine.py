@@ -18,6 +18,7 @@ from rollverify.environment import set_defaults
 from rollverify.errors import ConfigError, RolloutError
 from rollverify.rollout.engine import Completion, GenerationRequest
 from rollverify.rollout.host_process import cpu_threads, decode_threads, hidden_rank_variables
+from rollverify.rollout.vllm_outputs import finished_completion, paused_completion
 
 set_defaults()
 
@@ -26,8 +27,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 logger = logging.getLogger(__name__)
-
-_FINISH_REASONS = ("stop", "length")
 
 
 def _keep_linear_weights_unpacked() -> None:
@@ -143,7 +142,7 @@ class VllmEngine:
         self._max_model_len = max_model_len
         num_parameters = sum(p.numel() for p in self._model().parameters())
         self._num_threads = decode_threads(num_cpu_threads, num_parameters) if on_cpu else 0
-        self._num_warm_up = 0
+        self._in_flight: set[str] = set()
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -184,45 +183,48 @@ class VllmEngine:
         )
         prompt = {"prompt_token_ids": list(request.token_ids)}
         self._engine.add_request(request.request_id, prompt, params)
+        self._in_flight.add(request.request_id)
 
     def step(self) -> list[Completion]:
-        """Decode one token of every running request; return what finished."""
-        with cpu_threads(self._num_threads):
-            outputs = self._engine.step()
-        return [self._completion(output) for output in outputs if output.finished]
-
-    def _completion(self, output: Any) -> Completion:
-        """Turn vLLM's output into ours, taking the sampled token's own log-prob.
+        """Decode one token of every running request; return what finished.
 
         Raises:
-            RolloutError: if the engine ended the request for another reason than stop or length, or
-                ids and log-probs do not belong together.
+            RolloutError: see `finished_completion`.
         """
-        result = output.outputs[0]
-        token_ids = list(result.token_ids)
-        if result.finish_reason not in _FINISH_REASONS:
+        with cpu_threads(self._num_threads):
+            outputs = self._engine.step()
+        completions = [finished_completion(output) for output in outputs if output.finished]
+        self._in_flight.difference_update(done.request_id for done in completions)
+        return completions
+
+    def pause(self) -> list[Completion]:
+        """End every request; return what each has generated up to and with the last step.
+
+        Outputs are read before the requests are aborted: vLLM forgets them then.
+
+        Returns:
+            One completion per request, in the order they were added, with `finish_reason` "paused";
+            a request that has not had its turn has no tokens.
+
+        Raises:
+            RolloutError: if a request in flight is not found under its name, or is not gone after.
+        """
+        states = self._engine.output_processor.request_states
+        ids = list(states)
+        completions = [paused_completion(state) for state in states.values()]
+        found = {completion.request_id for completion in completions}
+        if found != self._in_flight:
             raise RolloutError(
-                f"request '{output.request_id}' ended with reason '{result.finish_reason}' after "
-                f"{len(token_ids)} tokens"
+                f"{len(found & self._in_flight)} of {len(self._in_flight)} requests were found for "
+                "the pause; the engine knows them under other names"
             )
-        logprobs = [0.0] * len(token_ids)
-        if result.logprobs is not None:
-            flat = result.logprobs
-            if len(flat) != len(token_ids):
-                raise RolloutError(
-                    f"request '{output.request_id}': {len(flat)} log-probs for "
-                    f"{len(token_ids)} tokens"
-                )
-            starts = flat.start_indices
-            if any(flat.token_ids[s] != t for s, t in zip(starts, token_ids, strict=True)):
-                raise RolloutError(f"request '{output.request_id}': log-probs of other tokens")
-            logprobs = [flat.logprobs[start] for start in starts]
-        return Completion(
-            request_id=output.request_id,
-            token_ids=token_ids,
-            logprobs=logprobs,
-            finish_reason=result.finish_reason,
-        )
+        self._engine.abort_request(ids, internal=True)
+        if self.num_unfinished:
+            raise RolloutError(
+                f"{self.num_unfinished} of {len(ids)} requests go on after the pause"
+            )
+        self._in_flight.clear()
+        return completions
 
     @property
     def num_unfinished(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rollverify.metrics.reduction import reduce_metrics
 from rollverify.rollout.engine import GenerationRequest, RolloutEngine
 from rollverify.rollout.generation import run_requests
-from rollverify.rollout.on_policy import EncodedPrompt
+from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.rollout.seeds import request_seed
 from rollverify.state import StepState
 

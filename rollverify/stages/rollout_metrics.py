@@ -20,7 +20,12 @@ from rollverify.state import StepState
 class Rollouter(Protocol):
     """What is read of the rollouter."""
 
-    stats: GenerationStats
+    num_resumed: int
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Of the last phase."""
+        ...
 
 
 class RolloutMetrics:
@@ -63,6 +68,7 @@ class RolloutMetrics:
         lengths = [len(t["response_ids"]) for t in finished]
         truncated = int((stacked(finished, "status") == int(Status.LENGTH)).sum())
         stats = self._rollouter.stats
+        maxima = {"rollout/decode_steps": float(stats.num_steps)}
         sums = {
             "num": float(len(finished)),
             "reward": rewards.sum().item(),
@@ -76,11 +82,13 @@ class RolloutMetrics:
             "tokens": float(stats.num_tokens),
             "slot_steps": float(stats.slot_steps),
             "capacity": float(stats.capacity),
+            "resumed": float(self._rollouter.num_resumed),
+            "started": float(stats.num_started),
         }
         if self._data_group is not None:
-            sums, _ = reduce_metrics(sums, {}, self._data_group)
+            sums, maxima = reduce_metrics(sums, maxima, self._data_group)
             lengths = _all_lengths(lengths, self._data_group)
-        state.metrics |= self._from_sums(sums)
+        state.metrics |= self._from_sums(sums) | maxima
         state.metrics |= distribution("rollout/response_tokens", lengths)
         state.metrics["progress/epoch"] = self._epoch()
         if self._text_samples and (state.step - 1) % self._text_samples_every == 0:
@@ -99,6 +107,9 @@ class RolloutMetrics:
             "rollout/truncated_frac": sums["truncated"] / num,
             "rollout/zero_signal_groups": sums["zero_signal"],
             "rollout/num_tokens": sums["tokens"],
+            "rollout/num_resumed": sums["resumed"],
+            "rollout/num_started": sums["started"],
+            "rollout/idle_slot_steps": sums["capacity"] - sums["slot_steps"],
             "rollout/engine_busy_frac": sums["slot_steps"] / max(1.0, sums["capacity"]),
         }
 

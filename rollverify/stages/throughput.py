@@ -1,9 +1,9 @@
-"""Speed, memory and sync figures of an iteration. Runs at AFTER_WEIGHT_SYNC."""
+"""Speed, memory, sync and verification figures of an iteration. Runs at AFTER_WEIGHT_SYNC."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from rollverify.metrics.names import hook_time_key
 from rollverify.metrics.reduction import reduce_metrics
 from rollverify.state import StepState
 
@@ -30,15 +30,13 @@ def resident_gib() -> float:
 class Throughput:
     """Hook: tokens per second of the two long phases, parity of the sync, memory."""
 
-    def __init__(self, *, weight_sync: WeightSync, num_prompts: Callable[[], int]) -> None:
+    def __init__(self, *, weight_sync: WeightSync) -> None:
         """Set up.
 
         Args:
             weight_sync: gives the figures of its last push.
-            num_prompts: training prompts used since the start of the run.
         """
         self._weight_sync = weight_sync
-        self._num_prompts = num_prompts
 
     def __call__(self, state: StepState) -> None:
         """Add the figures. Collective: yes, over the world."""
@@ -55,4 +53,14 @@ class Throughput:
         metrics["rollout/tokens_per_s"] = metrics["rollout/num_tokens"] / state.phase_s["rollout"]
         metrics["train/tokens_per_s"] = metrics["train/num_tokens"] / state.phase_s["train"]
         metrics["progress/policy_version"] = state.policy_version
-        metrics["progress/num_prompts"] = self._num_prompts()
+        if hook_time_key("ops_scoring") in metrics:
+            self._add_verification(state)
+
+    def _add_verification(self, state: StepState) -> None:
+        """Cost of scoring and verification, over the step without evaluation and checkpoints."""
+        metrics, phase_s = state.metrics, state.phase_s
+        anchor_s = metrics.get(hook_time_key("anchor_scoring"), 0.0)
+        step_s = sum(phase_s[name] for name in ("rollout", "train", "verify"))
+        step_s += self._weight_sync.push_s
+        metrics["verification/scoring_s"] = anchor_s + metrics[hook_time_key("ops_scoring")]
+        metrics["verification/step_frac"] = (anchor_s + phase_s["verify"]) / step_s

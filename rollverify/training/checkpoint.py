@@ -1,7 +1,8 @@
-"""Save and resume a run: model, optimizer, schedule (DCP) and the loop's own state, together.
+"""Save and resume a run: each rank's own part, then model, optimizer, schedule and loop (DCP).
 
 A checkpoint is complete once DCP has written its `.metadata`, which it does last; only complete
-ones are ever loaded, and a run that dies inside a save resumes from the one before.
+ones are ever loaded, and a run that dies inside a save resumes from the one before. What a rank's
+own part holds is not decided here.
 """
 
 import json
@@ -22,7 +23,7 @@ from rollverify.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 COMPLETE_FILE = ".metadata"
 _STEP_FOLDER = re.compile(r"step-(\d+)")
 
@@ -105,6 +106,8 @@ class RunCheckpoint:
         checkpointer: Checkpointer,
         model_shapes: Callable[[], dict[str, tuple[int, ...]]],
         loop_state: LoopState,
+        save_rank: Callable[[Path], None],
+        load_rank: Callable[[Path], None],
         keep: int,
         rank: int,
     ) -> None:
@@ -115,12 +118,18 @@ class RunCheckpoint:
             checkpointer: writes and reads them.
             model_shapes: parameter shapes of this run's model, by name.
             loop_state: the loop's own state.
+            save_rank: called on every rank; writes what only this rank holds into the folder of
+                the step. Not a collective.
+            load_rank: called on every rank, after all else is loaded; takes it back from there,
+                whatever the number of ranks was.
             keep: complete checkpoints to keep, >= 1.
             rank: global rank; rank 0 deletes old ones.
         """
         self._folder = folder
         self._checkpointer = checkpointer
         self._model_shapes = model_shapes
+        self._save_rank = save_rank
+        self._load_rank = load_rank
         self._keep = keep
         self._rank = rank
         checkpointer.states["loop"] = loop_state
@@ -128,25 +137,43 @@ class RunCheckpoint:
     def save(self, step: int) -> None:
         """Write `step-N`, then delete what is older than the newest `keep`.
 
+        A complete checkpoint of the step is left as it is: it was loaded, and no step taken since.
+
         Args:
             step: steps taken.
 
         Raises:
-            CheckpointError: if the folder cannot be written.
+            CheckpointError: on every rank, if one of them cannot write.
         """
-        if self._rank == 0 and step not in complete_steps(self._folder):
-            shutil.rmtree(self._folder / f"step-{step}", ignore_errors=True)
+        path = self._folder / f"step-{step}"
+        is_complete = _from_rank_0(step in complete_steps(self._folder))
+        if is_complete:
+            logger.info("%s is complete already", path)
+            return
+        if self._rank == 0:
+            shutil.rmtree(path, ignore_errors=True)
         if dist.is_initialized():
             dist.barrier()
+        _on_every_rank(lambda: self._write_rank(path))
         try:
             self._checkpointer.save(step)
         except (OSError, CheckpointException) as error:
-            raise CheckpointError(
-                f"{self._folder} cannot be written ({_reason(error)}); free space or choose "
-                "another run.output_dir"
-            ) from error
+            raise self._cannot_write(error) from error
         if self._rank == 0:
             self._delete_old(step)
+
+    def _write_rank(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._save_rank(path)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _cannot_write(self, error: BaseException) -> CheckpointError:
+        return CheckpointError(
+            f"{self._folder} cannot be written ({_reason(error)}); free space or choose another "
+            "run.output_dir"
+        )
 
     def _delete_old(self, newest: int) -> None:
         kept = complete_steps(self._folder)[-self._keep :]
@@ -162,7 +189,8 @@ class RunCheckpoint:
             Its step.
 
         Raises:
-            CheckpointError: if there is none, it belongs to another model, or it is damaged.
+            CheckpointError: if there is none, it belongs to another model, or it is damaged; for
+                damage in the part of one rank on every rank.
         """
         steps = complete_steps(self._folder)
         if not steps:
@@ -179,6 +207,7 @@ class RunCheckpoint:
             raise CheckpointError(
                 f"{path} cannot be read ({_reason(error)}); delete it to resume from the one before"
             ) from error
+        _on_every_rank(lambda: self._load_rank(path))
         logger.info("resumed from %s", path)
         return steps[-1]
 
@@ -199,6 +228,34 @@ class RunCheckpoint:
                     f"{path} belongs to another model: {name} is {found or 'missing'} there and "
                     f"{shape} in this run; resume with the model it was trained from"
                 )
+
+
+def _from_rank_0(value: bool) -> bool:
+    """Rank 0's value: other ranks may see a shared folder late."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _on_every_rank(action: Callable[[], None]) -> None:
+    """Run `action` and learn whether it failed on any rank, so that none waits for one that did."""
+    failure: Exception | None = None
+    try:
+        action()
+    except Exception as error:
+        failure = error
+    if dist.is_initialized():
+        reasons: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(reasons, None if failure is None else _reason(failure))
+    else:
+        reasons = []
+    if failure is not None:
+        raise failure
+    for rank, reason in enumerate(reasons):
+        if reason is not None:
+            raise CheckpointError(f"rank {rank}: {reason}")
 
 
 def _reason(error: BaseException) -> str:

@@ -16,11 +16,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rollverify.rollout.schema import num_tokens
+from rollverify.training.responses import flat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrajectoryRow:
-    """One packed row; all tensors are [T]."""
+class PackedRow:
+    """One packed row, as a forward pass needs it; all tensors are [T]."""
 
     tokens: Tensor
     """int64; ids fed to the model."""
@@ -31,17 +32,25 @@ class TrajectoryRow:
     targets: Tensor
     """int64; ids that follow."""
 
+    sequence_ids: Tensor
+    """int64; index of the trajectory in the list that was packed, -1 in a filler row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryRow(PackedRow):
+    """One packed row, as training needs it; all tensors are [T]."""
+
     loss_mask: Tensor
     """bool; True where the target is a response token that the loss sums over."""
 
     behavior_logprobs: Tensor
     """float32 nats; 0 where the target is a prompt token."""
 
+    anchor_logprobs: Tensor
+    """float32 nats; NaN where the target is a prompt token or has no anchor yet."""
+
     advantages: Tensor
     """float32; the trajectory's advantage on all its tokens."""
-
-    sequence_ids: Tensor
-    """int64; index of the trajectory in the list that was packed, -1 in a filler row."""
 
 
 def assign_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -74,7 +83,7 @@ def assign_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 def pack_trajectories(
     trajectories: Sequence[TensorDict], advantages: Tensor, max_tokens: int
 ) -> list[TrajectoryRow]:
-    """Pack this rank's trajectories.
+    """Pack this rank's trajectories for training.
 
     Args:
         trajectories: B of them, each at least 2 tokens long.
@@ -89,33 +98,123 @@ def pack_trajectories(
     """
     if advantages.shape != (len(trajectories),):
         raise ValueError(f"{len(trajectories)} trajectories, advantages {list(advantages.shape)}")
-    lengths = [num_tokens(trajectory) - 1 for trajectory in trajectories]
-    if any(length < 1 for length in lengths):
+    if any(num_tokens(trajectory) < 2 for trajectory in trajectories):
         raise ValueError("a trajectory of fewer than 2 tokens cannot be packed")
-    return [
-        _row([(i, trajectories[i], advantages[i]) for i in row])
-        for row in assign_rows(lengths, max_tokens)
-    ]
+    if not trajectories:
+        return []
+    packed = _pack(trajectories, range(len(trajectories)), max_tokens)
+    members = [trajectories[index] for index in packed.order]
+    size = len(packed.tokens)
+    loss_mask = torch.zeros(size, dtype=torch.bool)
+    loss_mask[packed.is_response] = flat(members, "loss_mask")
+    behavior = torch.zeros(size)
+    behavior[packed.is_response] = flat(members, "behavior_logprobs")
+    anchor = torch.full((size,), float("nan"))
+    anchor[packed.is_response] = flat(members, "anchor_logprobs")
+    columns = packed.columns() | {
+        "loss_mask": loss_mask,
+        "behavior_logprobs": behavior,
+        "anchor_logprobs": anchor,
+        "advantages": advantages[packed.sequence_ids],
+    }
+    return [TrajectoryRow(**row) for row in _split(columns, packed.row_sizes)]
 
 
-def _row(members: list[tuple[int, TensorDict, Tensor]]) -> TrajectoryRow:
-    columns: dict[str, list[Tensor]] = {name: [] for name in TrajectoryRow.__slots__}
-    for index, trajectory, advantage in members:
-        prompt, response = trajectory["prompt_ids"], trajectory["response_ids"]
-        ids = torch.cat([prompt, response])
-        size, context = len(ids) - 1, len(prompt) - 1
-        columns["tokens"].append(ids[:-1])
-        columns["positions"].append(torch.arange(size))
-        columns["targets"].append(ids[1:])
-        columns["loss_mask"].append(
-            torch.cat([torch.zeros(context, dtype=torch.bool), trajectory["loss_mask"]])
-        )
-        columns["behavior_logprobs"].append(
-            torch.cat([torch.zeros(context), trajectory["behavior_logprobs"]])
-        )
-        columns["advantages"].append(advantage.expand(size))
-        columns["sequence_ids"].append(torch.full((size,), index))
-    return TrajectoryRow(**{name: torch.cat(parts) for name, parts in columns.items()})
+def pack_for_scoring(trajectories: Sequence[TensorDict], max_tokens: int) -> list[PackedRow]:
+    """Pack what has a response; the rest of the list costs nothing.
+
+    Args:
+        trajectories: B of them.
+        max_tokens: limit of a row in tokens; a longer trajectory gets a row of its own.
+
+    Returns:
+        Rows; every trajectory with a response lies in exactly one.
+    """
+    places = [i for i, one in enumerate(trajectories) if len(one["response_ids"]) > 0]
+    if not places:
+        return []
+    packed = _pack(trajectories, places, max_tokens)
+    return [PackedRow(**row) for row in _split(packed.columns(), packed.row_sizes)]
+
+
+def response_values(
+    rows: Sequence[PackedRow], values: Sequence[Tensor], trajectories: Sequence[TensorDict]
+) -> Tensor:
+    """What a forward pass gave for the response tokens, back in the order of the list.
+
+    Args:
+        rows: rows packed from the trajectories, fillers included.
+        values: per row [T], such as the log-probs of its targets.
+        trajectories: the list that was packed.
+
+    Returns:
+        [N] dtype of the values; the response tokens of all trajectories end to end.
+    """
+    if not rows:
+        return torch.zeros(0)
+    owners_T = torch.cat([row.sequence_ids for row in rows])
+    positions_T = torch.cat([row.positions for row in rows])
+    # One entry more, which is what the index -1 of a filler finds.
+    contexts = torch.tensor([len(one["prompt_ids"]) - 1 for one in trajectories] + [0])
+    is_response_T = (owners_T >= 0) & (positions_T >= contexts[owners_T])
+    values_T = torch.cat(list(values))
+    # A trajectory lies in one row, so its tokens are one run.
+    owners, sizes = owners_T[is_response_T].unique_consecutive(return_counts=True)
+    runs = values_T[is_response_T.to(values_T.device)].split(sizes.tolist())
+    in_order = sorted(zip(owners.tolist(), runs, strict=True), key=lambda run: run[0])
+    return torch.cat([values_T[:0], *(values for _, values in in_order)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Packed:
+    """Rows end to end, before they are split: [T] tensors over all rows."""
+
+    order: list[int]
+    """Index of each trajectory, in the order they lie in."""
+
+    row_sizes: list[int]
+    tokens: Tensor
+    positions: Tensor
+    targets: Tensor
+    sequence_ids: Tensor
+    is_response: Tensor
+
+    def columns(self) -> dict[str, Tensor]:
+        names = ("tokens", "positions", "targets", "sequence_ids")
+        return {name: getattr(self, name) for name in names}
+
+
+def _pack(trajectories: Sequence[TensorDict], places: Sequence[int], max_tokens: int) -> _Packed:
+    """Lay out the trajectories at these places, of which there is at least one."""
+    lengths = [num_tokens(trajectories[place]) - 1 for place in places]
+    rows = assign_rows(lengths, max_tokens)
+    items = [item for row in rows for item in row]
+    order = [places[item] for item in items]
+    pieces = [trajectories[i][key] for i in order for key in ("prompt_ids", "response_ids")]
+    ids = torch.cat(pieces)
+    sizes = torch.tensor([lengths[item] + 1 for item in items])
+    contexts = torch.tensor([len(prompt) - 1 for prompt in pieces[::2]])
+    ends = sizes.cumsum(0)
+    is_first, is_last = torch.zeros(2, len(ids), dtype=torch.bool)
+    is_first[ends - sizes] = True
+    is_last[ends - 1] = True
+    fed = sizes - 1
+    positions = torch.arange(len(ids) - len(sizes)) - (fed.cumsum(0) - fed).repeat_interleave(fed)
+    return _Packed(
+        order=order,
+        row_sizes=[sum(lengths[item] for item in row) for row in rows],
+        tokens=ids[~is_last],
+        positions=positions,
+        targets=ids[~is_first],
+        sequence_ids=torch.tensor(order).repeat_interleave(fed),
+        is_response=positions >= contexts.repeat_interleave(fed),
+    )
+
+
+def _split(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:
+    """One dict per row."""
+    parts = zip(*(column.split(sizes) for column in columns.values()), strict=True)
+    return [dict(zip(columns, part, strict=True)) for part in parts]
 
 
 def filler_row() -> TrajectoryRow:
@@ -127,6 +226,7 @@ def filler_row() -> TrajectoryRow:
         targets=zero,
         loss_mask=torch.zeros(1, dtype=torch.bool),
         behavior_logprobs=torch.zeros(1),
+        anchor_logprobs=torch.full((1,), float("nan")),
         advantages=torch.zeros(1),
         sequence_ids=zero - 1,
     )
@@ -150,7 +250,30 @@ def equalize_rows(
     """
     most = max(1, len(rows))
     if dist.is_initialized():
-        count = torch.tensor(most, device=device)
-        dist.all_reduce(count, op=dist.ReduceOp.MAX, group=group)
-        most = int(count.item())
+        most = _largest(most, group, device)
     return rows + [filler_row() for _ in range(most - len(rows))]
+
+
+def fill_rows(
+    rows: Sequence[PackedRow], group: dist.ProcessGroup, device: str = "cpu"
+) -> list[PackedRow]:
+    """Append filler rows for scoring; like `equalize_rows`, but none where no rank has a row.
+
+    Collective: yes, over `group`.
+
+    Args:
+        rows: this rank's rows.
+        group: data-parallel ranks.
+        device: where the count is reduced.
+
+    Returns:
+        The rows, then fillers.
+    """
+    most = _largest(len(rows), group, device)
+    return [*rows, *(filler_row() for _ in range(most - len(rows)))]
+
+
+def _largest(count: int, group: dist.ProcessGroup | None, device: str) -> int:
+    largest = torch.tensor(count, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    return int(largest.item())

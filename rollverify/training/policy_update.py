@@ -1,7 +1,8 @@
 """One optimizer step of GRPO on the finished trajectories of an iteration.
 
 Groups arrive whole on one rank, so advantages need no communication; loss denominators are global.
-With one optimizer step per batch the anchor log-probs are the policy's own, taken inside the step.
+With one optimizer step per batch the loss's anchor is the policy's own, taken inside the step; the
+trajectories' `anchor_logprobs` only tell staleness and engine mismatch apart in the metrics.
 Knows nothing of rollouts or weight transfer.
 """
 
@@ -20,10 +21,16 @@ from rollverify.algorithms.aggregation import (
     count_batch,
     reduce_counts,
 )
-from rollverify.algorithms.policy_loss import grpo_token_loss
+from rollverify.algorithms.policy_loss import engine_mismatch, grpo_token_loss
 from rollverify.metrics.reduction import reduce_metrics
 from rollverify.rollout.schema import stacked
-from rollverify.training.packing import TrajectoryRow, equalize_rows, pack_trajectories
+from rollverify.training.packing import (
+    TrajectoryRow,
+    equalize_rows,
+    pack_trajectories,
+    response_values,
+)
+from rollverify.training.trained_metrics import trained_metrics
 
 
 class Trainer(Protocol):
@@ -88,14 +95,16 @@ class PolicyUpdate:
         self._advantage_std: StdKind = advantage_std
         self._data_group = data_group
 
-    def train_step(self, finished: list[TensorDict]) -> dict[str, float]:
+    def train_step(self, finished: list[TensorDict], policy_version: int) -> dict[str, float]:
         """Take one optimizer step.
 
         Args:
             finished: this rank's trajectories, groups whole.
+            policy_version: version before the step, at least that of every token.
 
         Returns:
-            Metrics of `train/`, `mismatch/` and `correction/`, the same on every rank.
+            Metrics of `train/`, `mismatch/`, `correction/`, `ops/trained_*` and `staleness/`, the
+            same on every rank.
 
         Raises:
             ValueError: if a log-prob of a trained token is not finite.
@@ -106,8 +115,10 @@ class PolicyUpdate:
         """
         rows, normalizer = self._prepare(finished)
         sums, maxima = _empty_sums(), {"mismatch_abs_max": 0.0}
+        policy_logprobs: dict[int, Tensor] = {}
 
         def token_loss(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
+            policy_logprobs[index] = logprobs.detach()
             return self._row_loss(rows[index], normalizer, logprobs, entropy, sums, maxima)
 
         loss = self._trainer.forward_backward(rows, token_loss, temperature=self._temperature)
@@ -119,7 +130,9 @@ class PolicyUpdate:
         metrics["train/lr"] = learning_rate
         metrics["train/num_tokens"] = normalizer.counts.num_tokens
         metrics["train/num_micro_batches"] = len(rows)
-        return metrics
+        values = [policy_logprobs[index] for index in range(len(rows))]
+        own = response_values(rows, values, finished).float().cpu()
+        return metrics | trained_metrics(finished, own, policy_version, self._data_group)
 
     def _prepare(self, finished: list[TensorDict]) -> tuple[list[TrajectoryRow], Normalizer]:
         advantages = torch.zeros(0)
@@ -150,17 +163,20 @@ class PolicyUpdate:
     ) -> Tensor:
         """Scalar loss of one row; adds the row's diagnostics to the sums."""
         device = logprobs.device
-        mask = row.loss_mask.to(device)
+        mask, behavior = row.loss_mask.to(device), row.behavior_logprobs.to(device)
         token_loss, diagnostics = grpo_token_loss(
             logprobs,
             logprobs.detach(),
-            row.behavior_logprobs.to(device),
+            behavior,
             row.advantages.to(device),
             mask,
             clip_low=self._clip_low,
             clip_high=self._clip_high,
             truncation_threshold=self._truncation_threshold,
         )
+        anchor = row.anchor_logprobs.to(device)
+        own = torch.where(anchor.isnan(), logprobs.detach(), anchor)
+        diagnostics |= engine_mismatch(own, behavior, mask)
         for name, values in diagnostics.items():
             sums[name] += values.sum().item()
         sums["entropy"] += entropy.detach()[mask].sum().item()

@@ -19,6 +19,7 @@ from engine_pair import (
 from tiny_models import EOS_ID, VOCAB_SIZE, Reference, random_documents, tiny_folder
 
 from rollverify.errors import ConfigError, RolloutError
+from rollverify.rollout.vllm_outputs import finished_completion
 
 pytestmark = pytest.mark.vllm
 
@@ -139,18 +140,18 @@ def output(sampled: int, entries: list[tuple[int, float]], reason: str = "stop")
     return SimpleNamespace(request_id="r", outputs=[result])
 
 
-def test_logprob_is_that_of_the_sampled_token(engine: Any) -> None:
+def test_logprob_is_that_of_the_sampled_token() -> None:
     """LP05: the likelier 512 must not be taken for 880; a missing 880 is an error."""
-    done = engine._completion(output(880, [(880, -2.30), (512, -0.10)]))
+    done = finished_completion(output(880, [(880, -2.30), (512, -0.10)]))
     assert done.logprobs == pytest.approx([-2.30])
     for entries in ([(512, -0.10)], [(512, -0.10), (880, -2.30)]):
         with pytest.raises(RolloutError, match="log-probs of other tokens"):
-            engine._completion(output(880, entries))
+            finished_completion(output(880, entries))
 
 
-def test_unexpected_end_is_an_error(engine: Any) -> None:
+def test_unexpected_end_is_an_error() -> None:
     with pytest.raises(RolloutError, match="ended with reason 'abort' after 1 tokens"):
-        engine._completion(output(5, [(5, -1.0)], reason="abort"))
+        finished_completion(output(5, [(5, -1.0)], reason="abort"))
 
 
 def test_request_beyond_the_context_is_refused(engine: Any) -> None:

@@ -10,6 +10,7 @@ from rules.repository import ROOT, name_of, parsed, python_files
 COMPOSITION = {
     "rollverify/build.py",
     "rollverify/parts.py",
+    "rollverify/rollout_parts.py",
     "rollverify/run.py",
     "rollverify/supervised.py",
 }
@@ -39,14 +40,14 @@ OWN = {
     "hooks.py": {"metrics.names", "state", "errors"},
     "log.py": set(),
     "environment.py": set(),
-    "train.py": {"build", "environment", "hooks", "log", "shutdown", "state"},
+    "train.py": {"build", "environment", "errors", "hooks", "log", "shutdown", "state"},
 }
 """What a package or module may import of `rollverify`, besides itself."""
 
 OUTSIDE = {
     "config": {"tomli", "tyro"},
     "algorithms": {"torch"},
-    "rollout": {"torch", "tensordict", "vllm"},
+    "rollout": {"torch", "tensordict", "vllm", "safetensors"},
     "data": {"torch", "torchdata", "tokenizers"},
     "rewards": set(),
     "tasks": {"tokenizers"},

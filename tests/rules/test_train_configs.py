@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollverify.config.check import check_world_size
-from rollverify.config.dump import to_dict
+from rollverify.config.dump import diff, to_dict
 from rollverify.config.files import read_values
 from rollverify.config.load import load_config
 from rollverify.config.schema import SETTINGS, Config
@@ -17,6 +17,29 @@ README = (REPOSITORY / "train_configs" / "README.md").read_text(encoding="utf-8"
 FILES = sorted(
     str(one.relative_to(REPOSITORY)) for one in REPOSITORY.glob("train_configs/**/*.toml")
 )
+METHODS = [file for file in FILES if file.startswith("train_configs/methods/")]
+METHOD_TABLES = {"run", "method", "verification", "switching", "filter"}
+CHANGES = {
+    "on_policy": ['method.name: "rollverify" -> "on_policy"'],
+    "partial_rollout": [
+        'method.name: "rollverify" -> "partial_rollout"',
+        "switching.enable: true -> false",
+    ],
+    "partial_rollout_ops_filter": [
+        'method.name: "rollverify" -> "partial_rollout"',
+        "switching.enable: true -> false",
+        'filter.name: "off" -> "ops"',
+    ],
+    "partial_rollout_staleness_filter": [
+        'method.name: "rollverify" -> "partial_rollout"',
+        "switching.enable: true -> false",
+        'filter.name: "off" -> "staleness"',
+    ],
+    "rollverify": [],
+    "rollverify_no_switching": ["switching.enable: true -> false"],
+    "rollverify_sequence_only": ["verification.token_threshold: 2.0 -> inf"],
+}
+"""What each method changes in the default run, besides its name."""
 RUNS = re.findall(r"^(?:NGPU=(\d+) )?\./run_train\.sh(.*)$", README, re.MULTILINE)
 PRINTS = re.findall(r"^python -m rollverify\.config\.load(.*)$", README, re.MULTILINE)
 
@@ -52,3 +75,20 @@ def test_default_file_restates_the_defaults_of_the_schema() -> None:
     defaults = to_dict(Config())
     for key, value in read_values("train_configs/default.toml").items():
         assert value == defaults[SETTINGS[key].table][SETTINGS[key].name], key
+
+
+@pytest.mark.parametrize("file", METHODS)
+def test_method_file_changes_what_makes_the_method_and_nothing_else(file: str) -> None:
+    assert {SETTINGS[key].table for key in read_values(file)} <= METHOD_TABLES
+    default = "train_configs/default.toml"
+    changed = load_config(["--config", default, "--config", file]).config
+    name = Path(file).stem
+    renamed = [f'run.name: "default" -> "{name}"']
+    assert diff(load_config(["--config", default]).config, changed) == renamed + CHANGES[name]
+
+
+def test_every_method_has_a_file() -> None:
+    assert [Path(file).stem for file in METHODS] == list(CHANGES)
+    assert {load_config(["--config", file]).config.method.name for file in METHODS} == set(
+        SETTINGS["method.name"].choices
+    )

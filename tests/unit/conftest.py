@@ -26,8 +26,10 @@ def process_group(tmp_path: Path) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-@pytest.fixture
-def run_gloo_workers(tmp_path: Path) -> Callable[[Path, int], Path]:
+@pytest.fixture(scope="session")
+def run_gloo_workers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Path, int], Path]:
     """Run `worker.py RANK WORLD_SIZE FOLDER` once per rank and return FOLDER.
 
     The workers meet through a file in FOLDER, so no port is needed; each is killed by its own
@@ -35,8 +37,7 @@ def run_gloo_workers(tmp_path: Path) -> Callable[[Path, int], Path]:
     """
 
     def run(script: Path, world_size: int) -> Path:
-        folder = tmp_path / f"world_{world_size}"
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp(f"world_{world_size}")
         workers = [start_worker(script, rank, world_size, folder) for rank in range(world_size)]
         try:
             for worker in workers:

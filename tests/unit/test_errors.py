@@ -6,6 +6,7 @@ from rollverify import errors
 
 USER_ERRORS = (errors.ConfigError, errors.DataError, errors.CheckpointError)
 FAILURES = (
+    errors.LedgerError,
     errors.RolloutError,
     errors.StaleWeightsError,
     errors.UnverifiedTrajectoryError,

@@ -175,7 +175,7 @@ def test_batches_follow_the_loader(folder, tmp_path):
     prompts, encoded = load_encoded(
         tmp_path / "data.jsonl", read_model_folder(folder, 64), 8, REWARD
     )
-    loader = PromptLoader(prompts, prompts_per_step=2, seed=0, shuffle=False)
+    loader = PromptLoader(prompts, batch_size=2, seed=0, shuffle=False)
     batches = encoded_batches(loader, prompts, encoded)
     # Batches cross the end of an epoch: 0 1 | 2 0 | 1 2.
     found = [[encoded.index(one) for one in next(batches)] for _ in range(3)]

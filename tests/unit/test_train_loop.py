@@ -12,12 +12,13 @@ import torch.distributed as dist
 from fakes import FakeEngine
 
 from rollverify.config.load import load_config
+from rollverify.errors import EngineFailedError
 from rollverify.hooks import HookPoint, HookRegistry
 from rollverify.metrics.recorder import Recorder
 from rollverify.run import Run
 from rollverify.stages.checkpointing import Checkpointing
 from rollverify.state import StepState
-from rollverify.train import train
+from rollverify.train import train, train_to_end
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -86,7 +87,9 @@ def make_run(
             close=lambda: note("close policy"),
         ),
         "rollouter": SimpleNamespace(collect=lambda version: note(f"rollout@{version}", ([], []))),
-        "trainer": SimpleNamespace(train_step=lambda finished: note("train", {"train/loss": 0.5})),
+        "trainer": SimpleNamespace(
+            train_step=lambda finished, version: note(f"train@{version}", {"train/loss": 0.5})
+        ),
         "weight_sync": SimpleNamespace(push=lambda version: note(f"sync@{version}")),
         "hooks": hooks,
         "recorder": recorder,
@@ -102,8 +105,8 @@ def make_run(
     return Run(**(parts | changes)), events
 
 
-TWO_STEPS = ["rollout@0", "train", "verify@1", "sync@1", "log"]
-TWO_STEPS += ["rollout@1", "train", "verify@2", "sync@2", "log"]
+TWO_STEPS = ["rollout@0", "train@0", "verify@1", "sync@1", "log"]
+TWO_STEPS += ["rollout@1", "train@1", "verify@2", "sync@2", "log"]
 
 
 def at_step(step: int, action: Callable[[], None]) -> Callable[[StepState], None]:
@@ -130,7 +133,7 @@ def test_hooks_run_inside_their_phase_and_see_the_version_of_that_moment(tmp_pat
     assert events == [
         "rollout@0",
         "at_after_rollout [] 0",
-        "train",
+        "train@0",
         "at_after_train ['rollout'] 1",
         "verify@1",
         "at_before_weight_sync ['rollout', 'train'] 1",
@@ -149,7 +152,7 @@ def test_a_hook_that_fails_stops_the_step_before_the_sync(tmp_path):
     run.hooks.register(HookPoint.BEFORE_WEIGHT_SYNC, "broken", fail)
     with pytest.raises(RuntimeError, match="no") as caught:
         train(run)
-    assert events == ["rollout@0", "train", "verify@1"]
+    assert events == ["rollout@0", "train@0", "verify@1"]
     assert caught.value.__notes__ == ["raised by hook 'broken' at before_weight_sync, step 1"]
 
 
@@ -238,3 +241,19 @@ def test_close_releases_engine_policy_and_process_group(tmp_path):
     run.close()
     assert events == ["close engine", "close policy"]
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("every_steps", "saved"), [("1", ["save@1"]), ("0", [])])
+def test_what_is_in_flight_is_saved_when_an_engine_gives_up(tmp_path, every_steps, saved):
+    """The second rollout fails: the trainer holds step 1, and so does the checkpoint."""
+    run, events = make_run(tmp_path, "--checkpoint.every-steps", every_steps)
+
+    def collect(version: int) -> tuple[list[Any], list[Any]]:
+        if version == 1:
+            raise EngineFailedError("group 7 sample 0")
+        return [], []
+
+    run.rollouter = SimpleNamespace(collect=collect)
+    with pytest.raises(EngineFailedError, match="group 7"):
+        train_to_end(run)
+    assert events[4:] == saved

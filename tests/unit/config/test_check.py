@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import math
 
 import pytest
 
@@ -19,7 +20,16 @@ BROKEN = [
         {"engine.max_num_batched_tokens": 31, "engine.max_num_seqs": 8},
         "engine.max_num_batched_tokens must be >= rollout.max_prompt_tokens = 32, got 31",
     ),
-    ({"engine.max_num_batched_tokens": 255}, "must be >= engine.max_num_seqs = 256, got 255"),
+    ({"engine.max_num_batched_tokens": 511}, "must be >= engine.max_num_seqs = 512, got 511"),
+    # Unfinished responses are at least 1 step old when they are checked.
+    ({"filter.max_staleness": 0}, "filter.max_staleness must be >= 1 step, got 0: responses are"),
+    ({"filter.max_staleness": -3}, "filter.max_staleness must be >= 1 step, got -3"),
+    (
+        {"filter.name": "ops", "method.name": "on_policy"},
+        "filter.name = 'ops' discards unfinished responses, but method.name = 'on_policy' leaves "
+        "none; set filter.name = 'off'",
+    ),
+    ({"filter.name": "staleness", "method.name": "on_policy"}, "or method.name = 'partial_roll"),
     ({"engine.options": {"dtype": "half"}}, "cannot hold 'dtype': set engine.dtype instead"),
     ({"engine.options": {"max-num-seqs": 2}}, "cannot hold 'max-num-seqs'"),
     ({"engine.options": {"a": [{"b": float("nan")}]}}, "cannot hold 'a': values are strings"),
@@ -60,7 +70,12 @@ def test_broken_rule_is_refused(changes: dict[str, object], message: str) -> Non
     [
         {"rollout.group_size": 2},
         {"training.micro_batch_tokens": 384},  # 32 + 352
-        {"engine.max_num_batched_tokens": 256},
+        {"engine.max_num_batched_tokens": 512},
+        {"filter.name": "staleness", "filter.max_staleness": 1},
+        {"filter.name": "ops", "method.name": "partial_rollout"},
+        {"method.name": "on_policy"},
+        # The ablation of both stages: the same as partial_rollout.
+        {"verification.segment_threshold": math.inf, "verification.token_threshold": math.inf},
         {"training.warmup_steps": 60},
         {"prepare.min_steps": 80},
         {"prepare.noise_low": 0.7},

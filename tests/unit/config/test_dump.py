@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rollverify.config.dump import diff, to_dict, to_json, to_toml, toml_value
 from rollverify.config.load import load_config
+from rollverify.config.method_tables import VerificationConfig
 from rollverify.config.schema import Config
 
 Write = Callable[..., list[str]]
@@ -54,6 +56,17 @@ def test_toml_with_sources_still_loads(write: Write) -> None:
     assert load_config(write(text)).config == Config()
 
 
+def test_infinity_round_trips_through_toml_and_is_text_in_json(write: Write) -> None:
+    """JSON has no infinity, and a bare `Infinity` is refused by most readers."""
+    verification = VerificationConfig(segment_threshold=math.inf)
+    config = dataclasses.replace(Config(), verification=verification)
+    assert "segment_threshold = inf\n" in to_toml(config)
+    assert load_config(write(to_toml(config))).config == config
+    values = json.loads(to_json(config), parse_constant=pytest.fail)
+    assert values["verification"]["segment_threshold"] == "inf"
+    assert values["verification"]["token_threshold"] == 2.0
+
+
 def test_json_holds_every_value() -> None:
     assert json.loads(to_json(Config())) == to_dict(Config())
 
@@ -62,6 +75,12 @@ def test_dict_is_by_table_and_key() -> None:
     values = to_dict(Config())
     assert list(values)[:2] == ["run", "method"]
     assert values["loss"]["clip_high"] == 0.3
+
+
+def test_diff_shows_infinity_as_it_is_written() -> None:
+    verification = VerificationConfig(token_threshold=math.inf)
+    new = dataclasses.replace(Config(), verification=verification)
+    assert diff(Config(), new) == ["verification.token_threshold: 2.0 -> inf"]
 
 
 def test_diff_lists_changed_settings_in_schema_order() -> None:

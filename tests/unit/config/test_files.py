@@ -1,5 +1,6 @@
 """Reading one TOML file: every error names the file, the key and the cure."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +18,9 @@ BAD_DOCUMENTS = [
     ("[rollout]\nlr = 1e-3", "unknown key 'rollout.lr'; 'lr' belongs to [training]"),
     ("[advantage]\nzzz = 1", "unknown key 'advantage.zzz'; the keys of [advantage] are std"),
     ("[trainin]\nsteps = 1", "unknown table 'trainin'; did you mean [training]?"),
+    ("[verify]\nd_ss = 0.01", "unknown table 'verify'; did you mean [verification]?"),
     ("steps = 1", "unknown table 'steps'; 'steps' belongs to [training]"),
-    ("[xyz]", "unknown table 'xyz'; the tables are run, method, prepare, model"),
+    ("[xyz]", "unknown table 'xyz'; the tables are run, method, verification"),
     ("training = 5", "'training' must be a table, got int 5; write it as [training]"),
     ("[[training]]\nsteps = 1", "'training' must be a table, got list"),
     # CF03: wrong types
@@ -36,6 +38,25 @@ BAD_DOCUMENTS = [
     ("[loss]\nclip_low = -1.0", "loss.clip_low must be > 0 and <= 1, got -1.0"),
     ("[training]\nlr = nan", "training.lr must be finite and >= 0, got nan"),
     ("[training]\nlr = inf", "training.lr must be finite and >= 0, got inf"),
+    (
+        "[verification]\ntoken_threshold = nan",
+        "verification.token_threshold must be > 0, or inf, got nan",
+    ),
+    ("[verification]\ntoken_threshold = -inf", "must be > 0, or inf, got -inf"),
+    ("[verification]\nsegment_threshold = 0", "must be > 0, or inf, got 0.0"),
+    (
+        '[verification]\nsegment_threshold = "inf"',
+        "must be float, got str 'inf'; write inf without quotes",
+    ),
+    ('[filter]\nmax_ops = "inf"', "'filter.max_ops' must be float, got str 'inf'"),
+    ("[filter]\nmax_ops = inf", "filter.max_ops must be finite and > 0, got inf"),
+    (
+        '[method]\nname = "partial"',
+        "must be one of ['on_policy', 'partial_rollout', 'rollverify'], got 'partial'",
+    ),
+    ("[switching]\nthreshold = 50", "switching.threshold must be >= 0 and <= 1, got 50.0"),
+    ("[rollout]\noversampling = 0.5", "rollout.oversampling must be >= 1, got 0.5"),
+    ("[method]\nwindow = 8", "unknown key 'method.window'; 'window' belongs to [switching]"),
     ("[parallelism]\ndata_parallel_shard = 0", "must be >= 1, or -1, got 0"),
     ("[run]\nname = 'a'\nseed 3", "not valid TOML at line 3, column 6"),
     ("[run]\nseed = 1\nseed = 2", "not valid TOML at line 3"),
@@ -58,6 +79,13 @@ def test_values_come_by_dotted_key(write: Write) -> None:
     assert read_values("a.toml") == {"training.lr": 1.0, "engine.options": {"block_size": 16}}
 
 
+def test_infinity_is_read_where_it_is_allowed(write: Write) -> None:
+    write("[verification]\nsegment_threshold = inf\ntoken_threshold = +inf")
+    values = read_values("a.toml")
+    assert values["verification.segment_threshold"] == math.inf
+    assert values["verification.token_threshold"] == math.inf
+
+
 def test_empty_file_and_byte_order_mark_are_accepted(write: Write) -> None:
     write("")
     write("\ufeff[run]\nseed = 3", "b.toml")
@@ -74,6 +102,16 @@ def test_missing_file_names_similar_ones(write: Write, tmp_path: Path) -> None:
     message = str(caught.value)
     assert message.startswith("two_ranked.toml: no such config file; did you mean ")
     assert "two_ranks.toml" in message and "train_configs/two_rank.toml" in message
+
+
+def test_missing_file_is_looked_for_in_the_folder_of_methods(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "train_configs" / "methods").mkdir(parents=True)
+    (tmp_path / "train_configs" / "methods" / "on_policy.toml").touch()
+    for name in ("on_policy.toml", "train_configs/on_policy.toml"):
+        with pytest.raises(
+            ConfigError, match=r"did you mean train_configs/methods/on_policy\.toml"
+        ):
+            read_values(name)
 
 
 def test_missing_file_lists_what_is_there_when_nothing_is_similar(write: Write) -> None:

@@ -1,5 +1,7 @@
 """The command line: values, switches, --config, --resume, help, and errors."""
 
+import math
+
 import pytest
 
 from rollverify.config.flags import field_docs, parse_flags
@@ -21,6 +23,13 @@ BAD_LINES = [
     ("--training.steps 1 2", "training.steps takes one value of type int, got '1' '2'"),
     ("--training.lr x", "--training.lr: 'training.lr' must be float, got 'x'"),
     ("--training.lr nan", "--training.lr: training.lr must be finite and >= 0, got nan"),
+    ("--verification.token-threshold -inf", "must be > 0, or inf, got -inf"),
+    (
+        "--verification.token-threshold off",
+        "'verification.token_threshold' must be float, got 'off'",
+    ),
+    ("--filter.max-ops inf", "filter.max_ops must be finite and > 0, got inf"),
+    ("--verification.window 8", "unknown flag; did you mean --switching.window?"),
     ("--training.steps -1", "--training.steps: training.steps must be >= 1, got -1"),
     ("--loss.name gspo", "'loss.name' must be one of ['grpo'], got 'gspo'"),
     ("--data.shuffle maybe", "'data.shuffle' must be bool, got 'maybe'; write --data.shuffle, "),
@@ -56,6 +65,9 @@ def test_bad_line_is_refused(line: str, message: str, capsys: pytest.CaptureFixt
         ("--training.lr 1", "training.lr", 1.0),
         ("--training.lr 1e-3", "training.lr", 1e-3),
         ("--training.lr-decay cosine", "training.lr_decay", "cosine"),
+        ("--verification.segment-threshold inf", "verification.segment_threshold", math.inf),
+        ("--verification.no-measure", "verification.measure", False),
+        ("--rollout.oversampling 1", "rollout.oversampling", 1.0),
         ("--model.path=--odd", "model.path", "--odd"),
         ("--model.path=a=b", "model.path", "a=b"),
         ("--model.path=", "model.path", ""),
@@ -106,6 +118,7 @@ def test_help_shows_every_flag_with_its_docstring(capsys: pytest.CaptureFixture[
     assert [one.flag for one in SETTINGS.values() if one.flag not in text] == []
     assert "--config FILE" in text and "--resume [PATH]" in text
     assert "Number of hidden permutation tables." in text
+    assert "Must be > 0, or inf." in " ".join(text.replace("│", " ").split())
 
 
 def test_field_docs_reads_attribute_docstrings() -> None:

@@ -12,6 +12,18 @@ def test_paper_defaults() -> None:
     assert (config.loss.clip_low, config.loss.clip_high) == (0.2, 0.3)
     assert config.correction.threshold == 2.0
     assert config.rollout.group_size == 8
+    verification, switching = config.verification, config.switching
+    assert (verification.segment_threshold, verification.token_threshold) == (0.01, 2.0)
+    assert (switching.window, switching.threshold, switching.average) == (8, 0.5, "window")
+    assert (config.method.name, config.filter.name) == ("rollverify", "off")
+    assert not (switching.reversible or verification.symmetric)
+
+
+def test_default_engine_holds_every_response_in_flight() -> None:
+    """2 * 32 prompts * 8 responses = 512."""
+    rollout = Config().rollout
+    in_flight = rollout.oversampling * rollout.prompts_per_step * rollout.group_size
+    assert Config().engine.max_num_seqs == in_flight == 512
 
 
 def test_settings_are_unique_and_in_table_order() -> None:

@@ -27,6 +27,13 @@ def test_range_special_value_is_allowed_outside_the_bounds() -> None:
     assert str(shard) == ">= 1, or -1"
 
 
+def test_range_may_allow_infinity_but_neither_nan_nor_minus_infinity() -> None:
+    limit = Range(gt=0, allow_inf=True)
+    assert math.inf in limit and 1e-300 in limit
+    assert math.nan not in limit and -math.inf not in limit and 0.0 not in limit
+    assert str(limit) == "> 0, or inf"
+
+
 def test_int_for_float_is_stored_as_float() -> None:
     value = check_value(SETTINGS["training.lr"], 1)
     assert type(value) is float and value == 1.0

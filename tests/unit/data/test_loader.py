@@ -12,9 +12,9 @@ from rollverify.data.prompts import Prompt
 from rollverify.errors import CheckpointError, ConfigError
 
 
-def make_loader(num_prompts=8, prompts_per_step=2, seed=0, shuffle=True, answer="0a"):
+def make_loader(num_prompts=8, batch_size=2, seed=0, shuffle=True, answer="0a"):
     prompts = [Prompt(prompt_id=str(i), text=f"p{i}", answer=answer) for i in range(num_prompts)]
-    return PromptLoader(prompts, prompts_per_step=prompts_per_step, seed=seed, shuffle=shuffle)
+    return PromptLoader(prompts, batch_size=batch_size, seed=seed, shuffle=shuffle)
 
 
 def draw(loader, num_batches):
@@ -26,9 +26,9 @@ def flat(batches):
     return [number for batch in batches for number in batch]
 
 
-def saved(loader, **options):
+def saved(loader):
     """A state after a trip through JSON, as a checkpoint stores it."""
-    return json.loads(json.dumps(loader.state_dict(**options)))
+    return json.loads(json.dumps(loader.state_dict()))
 
 
 def test_each_epoch_holds_every_prompt_once_in_its_own_order():
@@ -61,17 +61,17 @@ def test_set_smaller_than_a_batch_repeats_in_order():
     assert all(sorted(one[i : i + 3]) == [0, 1, 2] for i in range(0, 21, 3))
 
 
-@pytest.mark.parametrize("prompts_per_step", [1, 2, 3, 8, 20])
-def test_resume_at_each_position_equals_uninterrupted(prompts_per_step):
-    num_batches = -(-16 // prompts_per_step) + 1  # two epochs of 8 and one batch more
-    whole = draw(make_loader(prompts_per_step=prompts_per_step), num_batches)
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8, 20])
+def test_resume_at_each_position_equals_uninterrupted(batch_size):
+    num_batches = -(-16 // batch_size) + 1  # two epochs of 8 and one batch more
+    whole = draw(make_loader(batch_size=batch_size), num_batches)
     for stop in range(num_batches + 1):
-        loader = make_loader(prompts_per_step=prompts_per_step)
+        loader = make_loader(batch_size=batch_size)
         assert draw(loader, stop) == whole[:stop]
         state = saved(loader)
-        resumed = make_loader(prompts_per_step=prompts_per_step)
+        resumed = make_loader(batch_size=batch_size)
         resumed.load_state_dict(state)
-        assert resumed.num_drawn == stop * prompts_per_step
+        assert resumed.num_drawn == stop * batch_size
         assert draw(resumed, num_batches - stop) == whole[stop:]
         # saving disturbed nothing: the first loader goes on as well
         assert draw(loader, num_batches - stop) == whole[stop:]
@@ -104,12 +104,12 @@ def test_dc01_resume_at_the_end_of_an_epoch_runs_the_next_epoch():
 
 def test_dc03_kill_after_the_first_pair_loses_and_repeats_nothing():
     # prompts 0..7, batches of 4 handed out, pairs trained; killed when (0, 1) is trained
-    loader = make_loader(prompts_per_step=4, shuffle=False)
+    loader = make_loader(batch_size=4, shuffle=False)
     batch = draw(loader, 1)[0]
     trained = batch[:2]
-    state = saved(loader, num_untrained=2)
-    resumed = make_loader(prompts_per_step=2, shuffle=False)
-    resumed.load_state_dict(state)
+    resumed = make_loader(batch_size=2, shuffle=False)
+    resumed.load_state_dict(saved(loader))
+    resumed.seek(2)
     trained += flat(draw(resumed, 3))
     assert trained == [0, 1, 2, 3, 4, 5, 6, 7]
     assert draw(loader, 1) == [[4, 5, 6, 7]]  # the running loader did not step back
@@ -137,11 +137,26 @@ def test_dc11_the_saved_batch_is_not_drawn_again():
     assert applied == whole
 
 
-def test_rewind_is_bounded_by_what_was_drawn():
-    loader = make_loader()
-    next(loader)
-    with pytest.raises(ValueError, match=r"num_untrained must be in 0\.\.2, got 3"):
-        loader.state_dict(num_untrained=3)
+@pytest.mark.parametrize("start", [0, 3, 8, 13, 30])
+def test_seek_goes_on_at_any_place(start):
+    whole = flat(draw(make_loader(batch_size=1), 40))
+    loader = make_loader(batch_size=2)
+    draw(loader, 5)
+    loader.seek(start)
+    assert flat(draw(loader, 4)) == whole[start : start + 8]
+    assert loader.num_drawn == start + 8
+
+
+def test_any_place_of_the_stream_can_be_looked_up():
+    loader = make_loader(num_prompts=5)
+    drawn = flat(draw(make_loader(num_prompts=5, batch_size=1), 12))
+    assert [loader.index_at(position) for position in range(12)] == drawn
+    assert loader.num_drawn == 0
+
+
+def test_seek_before_the_start_is_refused():
+    with pytest.raises(ValueError, match="num_drawn must be >= 0, got -1"):
+        make_loader().seek(-1)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +200,8 @@ def test_damaged_state_is_refused_and_changes_nothing(damage):
 def test_empty_set_and_empty_batch_are_refused():
     with pytest.raises(ConfigError, match="the prompt set is empty"):
         make_loader(num_prompts=0)
-    with pytest.raises(ConfigError, match="prompts_per_step must be >= 1, got 0"):
-        make_loader(prompts_per_step=0)
+    with pytest.raises(ConfigError, match="a batch needs at least 1 prompt, got 0"):
+        make_loader(batch_size=0)
 
 
 def test_global_random_state_is_left_alone():

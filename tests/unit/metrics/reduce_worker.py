@@ -8,9 +8,10 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
-from rollverify.metrics.reduction import reduce_metrics
+from rollverify.metrics.reduction import gather_values, reduce_metrics
 
 
 def main() -> None:
@@ -29,7 +30,14 @@ def main() -> None:
         error = ""
     except RuntimeError as caught:
         error = str(caught)
-    result = [reduced, only_maxima, only_sums, error]
+    # Lists of different lengths: rank 0 has [0, 1] and nothing, rank 1 has [10] and [11, 12, 13].
+    rows = [torch.tensor([0.0, 1.0]), torch.zeros(0)]
+    if rank == 1:
+        rows = [torch.tensor([10.0]), torch.tensor([11.0, 12.0, 13.0])]
+    group = dist.group.WORLD
+    gathered = [values.tolist() for values in gather_values(rows, group)]
+    nothing = [values.tolist() for values in gather_values([torch.zeros(0)], group)]
+    result = [reduced, only_maxima, only_sums, error, gathered, nothing]
     (folder / f"{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
 

@@ -3,42 +3,52 @@
 import pytest
 import torch
 from fakes import trajectory
+from tensordict import TensorDict
 
 from rollverify.rollout.schema import (
     FIELDS,
     Status,
-    make_trajectory,
+    name_of,
+    new_trajectory,
     num_tokens,
     stacked,
     validate_trajectory,
 )
 
 
-def test_a_new_trajectory_has_one_segment_and_trains_on_every_response_token():
-    made = make_trajectory(
-        prompt_ids=[7, 8],
-        response_ids=[5, 6, 1],
-        behavior_logprobs=[-0.5, -1.0, -0.25],
-        policy_version=4,
-        status=Status.STOP,
-        reward=1.0,
-        group_id=3,
-        sample_index=2,
-        seed=11,
-    )
+def begun(prompt: list[int], *, group: int = 3, sample: int = 2) -> TensorDict:
+    return new_trajectory(prompt_ids=prompt, group_id=group, prompt_index=8, sample_index=sample)
+
+
+def test_a_new_trajectory_has_a_prompt_and_nothing_else_yet():
+    """PR15: no token, no segment, unfinished, and valid."""
+    made = begun([7, 8])
     assert set(made.keys()) == set(FIELDS)
     assert made["prompt_ids"].tolist() == [7, 8]
-    assert made["response_ids"].tolist() == [5, 6, 1]
-    assert made["behavior_logprobs"].tolist() == [-0.5, -1.0, -0.25]
-    assert made["policy_version"].tolist() == [4, 4, 4]
-    assert made["segment_ids"].tolist() == [0, 0, 0]
-    assert made["loss_mask"].tolist() == [True, True, True]
-    assert [int(made[key]) for key in ("status", "group_id", "sample_index", "seed")] == [
-        1,
-        3,
-        2,
-        11,
-    ]
+    per_token = [key for key, field in FIELDS.items() if field.per == "response"]
+    assert {key: len(made[key]) for key in per_token} == dict.fromkeys(per_token, 0)
+    singles = {key: made[key].item() for key, field in FIELDS.items() if not field.per}
+    assert singles == {
+        "reward": 0.0,
+        "status": Status.UNFINISHED,
+        "group_id": 3,
+        "prompt_index": 8,
+        "sample_index": 2,
+        "seed": 0,
+        "num_requests": 0,
+        "verified_version": -1,
+    }
+
+
+def test_a_sample_that_came_back_does_not_repeat_its_sampling_streams():
+    made = new_trajectory(
+        prompt_ids=[1], group_id=0, prompt_index=0, sample_index=0, num_requests=4
+    )
+    assert int(made["num_requests"]) == 4
+
+
+def test_a_trajectory_is_named_by_group_and_sample():
+    assert name_of(begun([1], group=12, sample=5)) == "group 12 sample 5"
 
 
 @pytest.mark.parametrize("key", list(FIELDS))
@@ -73,21 +83,23 @@ def test_per_token_values_must_be_as_long_as_the_response(key):
         validate_trajectory(broken)
 
 
-def test_engine_log_probs_of_another_length_are_refused():
-    """LP07: 2 ids and 3 log-probs, as after tokenising the text again."""
-    with pytest.raises(ValueError, match=r"behavior_logprobs has shape \[3\], expected \[2\]"):
-        trajectory([1], [0, 1], logprobs=[-1.0, -2.0, -3.0])
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
-def test_log_probs_must_be_finite(value):
+def test_log_probs_of_the_engine_must_be_finite(value):
+    broken = trajectory([1], [2, 3], group=2)
+    broken["behavior_logprobs"][1] = value
     with pytest.raises(ValueError, match=r"group 2 sample 0: behavior_logprobs.*not finite"):
-        trajectory([1], [2, 3], logprobs=[-1.0, value], group=2)
+        validate_trajectory(broken)
+
+
+def test_log_probs_of_the_trainer_may_be_unknown():
+    made = trajectory([1], [2, 3])
+    assert made["anchor_logprobs"].isnan().all()
+    validate_trajectory(made)
 
 
 def test_an_empty_prompt_is_refused_and_an_empty_response_is_not():
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        trajectory([], [2])
+    with pytest.raises(ValueError, match="group 3 sample 2: the prompt is empty"):
+        begun([])
     assert num_tokens(trajectory([1, 2], [])) == 2
 
 

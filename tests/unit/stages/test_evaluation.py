@@ -4,7 +4,7 @@ import pytest
 from fakes import EOS, FakeEngine
 
 from rollverify.metrics.names import is_declared
-from rollverify.rollout.on_policy import EncodedPrompt
+from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.stages.evaluation import Evaluation
 from rollverify.state import StepState
 
@@ -20,7 +20,10 @@ def grade(ids: list[int]) -> float:
 def evaluation(engine: FakeEngine | None = None, **changes: object) -> Evaluation:
     settings = {
         "engine": engine or FakeEngine(stop_after=STOPS),
-        "prompts": [EncodedPrompt(token_ids=(number,), grade=grade) for number in range(3)],
+        "prompts": [
+            EncodedPrompt(token_ids=(number,), grade=grade, prompt_index=number)
+            for number in range(3)
+        ],
         "samples_per_problem": 2,
         "temperature": 0.8,
         "max_response_tokens": 4,

@@ -56,7 +56,7 @@ def one_step(finished: list[TensorDict], group: dist.ProcessGroup | None) -> dic
         advantage_std="unbiased",
         data_group=group,
     )
-    metrics = update.train_step(finished)
+    metrics = update.train_step(finished, 0)
     gradient = trainer.gradient.flatten().tolist()
     return {"num_rows": trainer.num_rows, "metrics": metrics, "gradient": gradient}
 

@@ -2,60 +2,15 @@
 
 import errno
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from checkpoint_run import FakeRun
 
 from rollverify.errors import CheckpointError
-from rollverify.training.checkpoint import (
-    COMPLETE_FILE,
-    LoopState,
-    RunCheckpoint,
-    complete_steps,
-)
+from rollverify.training.checkpoint import COMPLETE_FILE, complete_steps
 
 pytestmark = pytest.mark.usefixtures("process_group")
-
-
-class TinyCheckpointer:
-    """Writes `step-N` folders as torchtitan does: parameters at the top, other states beside."""
-
-    def __init__(self, folder: Path, model: torch.nn.Module) -> None:
-        self.states: dict[str, Any] = {}
-        self._folder = folder
-        self._model = model
-
-    def save(self, curr_step: int, last_step: bool = False) -> bool:
-        del last_step
-        state = {**self._model.state_dict(), **self.states}
-        dcp.save(state, checkpoint_id=self._folder / f"step-{curr_step}")
-        return True
-
-    def load(self, step: int = -1) -> bool:
-        # Tensors are filled in place, stateful objects through load_state_dict.
-        state = {**self._model.state_dict(), **self.states}
-        dcp.load(state, checkpoint_id=self._folder / f"step-{step}")
-        return True
-
-
-class FakeRun:
-    """A model of one layer and a loop that counts."""
-
-    def __init__(self, folder: Path, *, width: int = 3, keep: int = 2, rank: int = 0) -> None:
-        self.model = torch.nn.Linear(width, 2)
-        self.loop: dict[str, Any] = {"drawn": 0, "list": []}
-        self.folder = folder
-        self.checkpointer = TinyCheckpointer(folder, self.model)
-        self.checkpoint = RunCheckpoint(
-            folder=folder,
-            checkpointer=self.checkpointer,
-            model_shapes=lambda: {k: tuple(v.shape) for k, v in self.model.state_dict().items()},
-            loop_state=LoopState(lambda: self.loop, lambda values: self.loop.update(values)),
-            keep=keep,
-            rank=rank,
-        )
 
 
 @pytest.fixture
@@ -170,13 +125,15 @@ def test_a_parameter_that_the_checkpoint_lacks_is_named(folder):
 
 
 def test_another_schema_is_refused(folder, monkeypatch):
-    monkeypatch.setattr("rollverify.training.checkpoint.SCHEMA_VERSION", 0)
+    """Schema 1 has no part of the ranks; the loop's values and that part stay as they are."""
+    monkeypatch.setattr("rollverify.training.checkpoint.SCHEMA_VERSION", 1)
     FakeRun(folder).checkpoint.save(1)
     monkeypatch.undo()
     other = FakeRun(folder)
-    with pytest.raises(CheckpointError, match="has schema 0, this version reads 1"):
+    other.own = {"mine": 1}
+    with pytest.raises(CheckpointError, match="has schema 1, this version reads 2; resume with"):
         other.checkpoint.load_latest()
-    assert other.loop == {"drawn": 0, "list": []}
+    assert (other.loop, other.own) == ({"drawn": 0, "list": []}, {"mine": 1})
 
 
 def test_damaged_metadata_is_refused_in_one_line(folder):

@@ -1,6 +1,7 @@
 """Packed rows: alignment, completeness, limits, and the same number of rows on every rank."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -94,11 +95,12 @@ def test_bad_input_is_refused():
 
 def test_a_filler_has_no_loss_and_belongs_to_no_trajectory():
     filler = filler_row()
-    assert [len(getattr(filler, name)) for name in TrajectoryRow.__slots__] == [1] * 7
+    names = [field.name for field in fields(TrajectoryRow)]
+    assert [len(getattr(filler, name)) for name in names] == [1] * 8
     assert not filler.loss_mask.any()
     assert filler.sequence_ids.tolist() == [-1]
     (row,) = pack_trajectories([trajectory([1], [2])], torch.zeros(1), 8)
-    for name in TrajectoryRow.__slots__:
+    for name in names:
         assert getattr(filler, name).dtype == getattr(row, name).dtype
 
 

@@ -1,6 +1,6 @@
 """One optimizer step of GRPO on a table of logits: values and gradients worked by hand."""
 
-from math import log
+from math import exp, log
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def step(
     finished: list[TensorDict], trainer: FakeTrainer | None = None, **changes: object
 ) -> tuple[FakeTrainer, dict[str, float]]:
     trainer = trainer or FakeTrainer()
-    return trainer, PolicyUpdate(trainer=trainer, **(SETTINGS | changes)).train_step(finished)
+    return trainer, PolicyUpdate(trainer=trainer, **(SETTINGS | changes)).train_step(finished, 0)
 
 
 def uniform_trainer() -> FakeTrainer:
@@ -197,3 +197,62 @@ def test_an_on_policy_step_raises_the_better_answer():
     after = {ids: sum(trainer.logprobs([0, *ids])) for ids in answers}
     assert after[(1, 2)] > before[(1, 2)]
     assert after[(3, 4)] < before[(3, 4)]
+
+
+def stale_case(trainer: FakeTrainer) -> list[TensorDict]:
+    """Two trajectories whose first token is of version 2 and has an anchor, trained at version 3.
+
+    The engine agreed with the policy of version 2, which was ln 2 away from the one now.
+    """
+    made = []
+    for sample, ids in enumerate(([0, 1, 2], [0, 3, 4])):
+        logprobs = trainer.logprobs(ids)
+        old, fresh = logprobs[0] - log(2), logprobs[1] + 0.25
+        one = trajectory(ids[:1], ids[1:], reward=1.0 - sample, sample=sample, version=3)
+        one["behavior_logprobs"] = torch.tensor([old, fresh])
+        one["anchor_logprobs"] = torch.tensor([old, float("nan")])
+        one["policy_version"] = torch.tensor([2, 3], dtype=torch.int32)
+        one["segment_ids"] = torch.tensor([0, 1], dtype=torch.int32)
+        made.append(one)
+    return made
+
+
+def test_engine_mismatch_is_apart_from_staleness():
+    trainer = FakeTrainer()
+    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(stale_case(trainer), 3)
+    assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25, abs=1e-6)
+    assert metrics["mismatch/logprob_abs_mean"] == pytest.approx((0 + 0.25) / 2, abs=1e-6)
+    assert metrics["mismatch/age_1"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["ops/trained_age_1"] == pytest.approx(2 - 1, abs=1e-6)
+    assert metrics["ops/trained_age_0"] == 0.0
+    # The weight is taken against the policy now: 2, cut to 2, and exp(-0.25).
+    assert metrics["correction/weight_mean"] == pytest.approx((2 + exp(-0.25)) / 2, abs=1e-5)
+
+
+def test_anchors_change_no_loss_and_no_gradient():
+    trainer, plain = FakeTrainer(), FakeTrainer()
+    with_anchors, without = stale_case(trainer), stale_case(plain)
+    for one in without:
+        one["anchor_logprobs"] = torch.full((2,), float("nan"))
+    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(with_anchors, 3)
+    again = PolicyUpdate(trainer=plain, **SETTINGS).train_step(without, 3)
+    assert metrics["train/loss"] == again["train/loss"]
+    assert torch.equal(trainer.gradient, plain.gradient)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 9, 1000])
+def test_ops_find_their_trajectory_in_any_packing(micro_batch_tokens):
+    """Each response token of trajectory i is of version i, so its age names it."""
+    batch, trainer = random_batch(), FakeTrainer()
+    for version, one in enumerate(batch):
+        one["policy_version"].fill_(version)
+        one["anchor_logprobs"] = one["behavior_logprobs"].clone()
+    settings = SETTINGS | {"micro_batch_tokens": micro_batch_tokens}
+    shift = {}
+    for one in batch[-3:]:
+        ids = torch.cat([one["prompt_ids"], one["response_ids"]]).tolist()
+        own = torch.tensor(trainer.logprobs(ids)[1:])
+        shift[11 - int(one["policy_version"][0])] = (own - one["anchor_logprobs"]).expm1().abs()
+    metrics = PolicyUpdate(trainer=trainer, **settings).train_step(batch, 11)
+    for age, values in shift.items():
+        assert metrics[f"ops/trained_age_{age}"] == pytest.approx(values.mean().item(), abs=1e-5)

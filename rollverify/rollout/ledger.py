@@ -1,0 +1,212 @@
+"""The state of every prompt (group) that one data rank has drawn: always exactly one.
+
+Does not decide when a state changes; it refuses changes that cannot be right.
+
+Example: add(4), move(4, RUNNING), move(4, FINISHED), move(4, TRAINED): counts are 0 but for
+TRAINED 1, num_added 1.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from rollverify.errors import CheckpointError, LedgerError
+
+
+class PromptState(StrEnum):
+    """Where a drawn prompt is."""
+
+    PENDING = "pending"
+    """Drawn, or returned to the queue; nothing runs for it."""
+
+    RUNNING = "running"
+    """Its group is generated in the current rollout phase."""
+
+    PAUSED = "paused"
+    """Its group waits in U_k for the next rollout phase."""
+
+    FINISHED = "finished"
+    """Its group is in F_k."""
+
+    TRAINED = "trained"
+    """Its group was trained on; for good."""
+
+    FILTERED = "filtered"
+    """Its group was given up by a filter; for good."""
+
+
+ALLOWED: Mapping[PromptState, frozenset[PromptState]] = {
+    PromptState.PENDING: frozenset({PromptState.RUNNING}),
+    PromptState.RUNNING: frozenset({PromptState.PAUSED, PromptState.FINISHED}),
+    PromptState.PAUSED: frozenset(
+        {
+            PromptState.RUNNING,
+            PromptState.FINISHED,
+            PromptState.PENDING,
+            PromptState.FILTERED,
+        }
+    ),
+    PromptState.FINISHED: frozenset({PromptState.TRAINED}),
+    PromptState.TRAINED: frozenset(),
+    PromptState.FILTERED: frozenset(),
+}
+"""States that may follow each state."""
+
+TERMINAL = (PromptState.TRAINED, PromptState.FILTERED)
+"""States that nothing follows; groups in them are only counted."""
+
+
+class PromptLedger:
+    """States of the groups of one data rank."""
+
+    def __init__(self) -> None:
+        """Start without groups."""
+        self._live: dict[int, PromptState] = {}
+        """State by group id, of the groups whose state can still change."""
+        self._ended = dict.fromkeys(TERMINAL, 0)
+        self._num_added = 0
+        self._num_moved_in = 0
+
+    @property
+    def num_added(self) -> int:
+        """Groups drawn on this rank since the start of the run."""
+        return self._num_added
+
+    @property
+    def num_moved_in(self) -> int:
+        """Groups that came from other ranks less those that went there; over all ranks, 0."""
+        return self._num_moved_in
+
+    def __contains__(self, group_id: int) -> bool:
+        """Whether the group was drawn here and is neither trained nor filtered."""
+        return group_id in self._live
+
+    def add(self, group_id: int) -> None:
+        """Enter a newly drawn group as PENDING.
+
+        Raises:
+            LedgerError: if the ledger holds it already.
+        """
+        self._enter(group_id, PromptState.PENDING)
+        self._num_added += 1
+
+    def move(self, group_id: int, to: PromptState) -> None:
+        """Change the state of a group.
+
+        Args:
+            group_id: the group.
+            to: its next state.
+
+        Raises:
+            LedgerError: if the ledger does not hold the group, or `to` cannot follow its state.
+        """
+        state = self.state_of(group_id)
+        if to not in ALLOWED[state]:
+            raise LedgerError(f"group {group_id} cannot go from {state} to {to}")
+        if to in TERMINAL:
+            del self._live[group_id]
+            self._ended[to] += 1
+        else:
+            self._live[group_id] = to
+
+    def release(self, group_id: int) -> PromptState:
+        """Take out a group that goes to another rank.
+
+        Returns:
+            Its state, for `adopt` there.
+
+        Raises:
+            LedgerError: if the ledger does not hold the group.
+        """
+        state = self.state_of(group_id)
+        del self._live[group_id]
+        self._num_moved_in -= 1
+        return state
+
+    def adopt(self, group_id: int, state: PromptState) -> None:
+        """Enter a group that comes from another rank.
+
+        Args:
+            group_id: the group.
+            state: what `release` gave there.
+
+        Raises:
+            LedgerError: if the ledger holds it already, or the state is one that nothing follows.
+        """
+        if state in TERMINAL:
+            raise LedgerError(f"group {group_id} is {state} and cannot go to another rank")
+        self._enter(group_id, state)
+        self._num_moved_in += 1
+
+    def state_of(self, group_id: int) -> PromptState:
+        """State of a group that is neither trained nor filtered.
+
+        Raises:
+            LedgerError: if the ledger does not hold the group.
+        """
+        if group_id not in self._live:
+            raise LedgerError(f"group {group_id} was never drawn here, has left, or has ended")
+        return self._live[group_id]
+
+    def counts(self) -> dict[PromptState, int]:
+        """Groups in each state, those that ended included."""
+        counts = dict.fromkeys(PromptState, 0) | self._ended
+        for state in self._live.values():
+            counts[state] += 1
+        return counts
+
+    def check(self) -> None:
+        """Compare the groups in all states with those that came and went.
+
+        Raises:
+            LedgerError: if a group was lost or counted twice.
+        """
+        counts = self.counts()
+        expected = self._num_added + self._num_moved_in
+        if sum(counts.values()) != expected:
+            listed = ", ".join(f"{state} {count}" for state, count in counts.items())
+            raise LedgerError(
+                f"the ledger holds {sum(counts.values())} groups ({listed}); {self._num_added} "
+                f"drawn and {self._num_moved_in} moved in make {expected}"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON values.
+
+        Returns:
+            "live", a list of [group id, state] by ascending id; "num_added", "trained" and
+            "filtered", counts that may be added up over ranks.
+        """
+        live = [[group_id, str(self._live[group_id])] for group_id in sorted(self._live)]
+        ended = {str(state): count for state, count in self._ended.items()}
+        return {"live": live, "num_added": self._num_added, **ended}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        What the state holds beyond its `num_added` counts as moved in: nothing, unless groups had
+        moved between ranks before it was taken. So over all ranks `num_moved_in` is again 0.
+
+        Raises:
+            CheckpointError: if a group is listed twice, or its state is unknown or final.
+        """
+        try:
+            live = {group_id: PromptState(name) for group_id, name in state["live"]}
+        except ValueError as error:
+            raise CheckpointError(
+                f"the saved prompt ledger is damaged: {error}; resume from an older checkpoint"
+            ) from error
+        if len(live) != len(state["live"]) or any(one in TERMINAL for one in live.values()):
+            raise CheckpointError(
+                "the saved prompt ledger is damaged: a group is listed twice or has ended; resume "
+                "from an older checkpoint"
+            )
+        self._live = live
+        self._ended = {one: state[str(one)] for one in TERMINAL}
+        self._num_added = state["num_added"]
+        self._num_moved_in = len(live) + sum(self._ended.values()) - self._num_added
+
+    def _enter(self, group_id: int, state: PromptState) -> None:
+        if group_id in self._live:
+            raise LedgerError(f"group {group_id} is {self._live[group_id]} and was entered again")
+        self._live[group_id] = state

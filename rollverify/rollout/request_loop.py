@@ -1,0 +1,208 @@
+"""Runs requests for trajectories of the buffer: starts, steps, stores what comes back, pauses.
+
+Does not decide which trajectory runs or when to stop; `rollouter.py` does.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from tensordict import TensorDict
+
+from rollverify.errors import EngineFailedError, RolloutError
+from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.engine import Completion, GenerationRequest, RolloutEngine
+from rollverify.rollout.generation import GenerationStats
+from rollverify.rollout.prompt_queue import EncodedPrompt
+from rollverify.rollout.schema import Status, name_of
+from rollverify.rollout.seeds import request_seed
+from rollverify.rollout.segments import status_after
+
+logger = logging.getLogger(__name__)
+
+
+class RequestLoop:
+    """The requests of one rank's engine, one at most per trajectory."""
+
+    def __init__(
+        self,
+        *,
+        engine: RolloutEngine,
+        buffer: TrajectoryBuffer,
+        prompts: Sequence[EncodedPrompt],
+        max_response_tokens: int,
+        stop_token_id: int,
+        temperature: float,
+        run_seed: int,
+        mask_older: bool,
+    ) -> None:
+        """Set up; nothing is started yet.
+
+        Args:
+            engine: idle; holds the policy's weights.
+            buffer: holds the trajectories.
+            prompts: the training set, to grade by `prompt_index`.
+            max_response_tokens: limit of a whole response, over all its requests.
+            stop_token_id: id that ends a response.
+            temperature: > 0.
+            run_seed: seed of the run.
+            mask_older: True takes tokens of older versions out of the loss when a response is
+                resumed.
+        """
+        self._engine = engine
+        self._buffer = buffer
+        self._prompts = prompts
+        self._max_response_tokens = max_response_tokens
+        self._stop_token_id = stop_token_id
+        self._temperature = temperature
+        self._run_seed = run_seed
+        self._mask_older = mask_older
+        self._policy_version = 0
+        self._slots = 0
+        self._has_retried = False
+        self._in_flight: dict[str, tuple[TensorDict, int]] = {}
+        self.stats = GenerationStats()
+        """Of the phase since `begin`."""
+
+    def begin(self, policy_version: int, slots: int) -> None:
+        """Start a phase with fresh stats.
+
+        Args:
+            policy_version: version the engine holds; new tokens get it, whenever they are read.
+            slots: requests the engine could decode together in this phase.
+        """
+        self._policy_version = policy_version
+        self._slots = slots
+        self._has_retried = False
+        self.stats = GenerationStats()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests started and not come back."""
+        return len(self._in_flight)
+
+    def start(self, trajectory: TensorDict) -> None:
+        """Send a request for the rest of a response.
+
+        Args:
+            trajectory: unfinished, below the response limit.
+
+        Raises:
+            RolloutError: if the trajectory is finished or running.
+        """
+        name = f"{int(trajectory['group_id'])}/{int(trajectory['sample_index'])}"
+        if name in self._in_flight or int(trajectory["status"]) != Status.UNFINISHED:
+            raise RolloutError(f"{name_of(trajectory)} is running or finished; it cannot start")
+        response = trajectory["response_ids"].tolist()
+        seed = request_seed(
+            self._run_seed,
+            int(trajectory["group_id"]),
+            int(trajectory["sample_index"]),
+            int(trajectory["num_requests"]),
+        )
+        request = GenerationRequest(
+            request_id=name,
+            token_ids=(*trajectory["prompt_ids"].tolist(), *response),
+            max_tokens=self._max_response_tokens - len(response),
+            seed=seed,
+            temperature=self._temperature,
+        )
+        self._engine.add_request(request)
+        self._in_flight[name] = (trajectory, seed)
+        self.stats.num_started += not response
+
+    def step(self) -> list[TensorDict]:
+        """Decode one token of every running request.
+
+        The first failure of the engine in a phase is retried: all requests are paused and sent
+        again with what they have.
+
+        Returns:
+            Trajectories that finished in this step.
+
+        Raises:
+            EngineFailedError: at the second failure, naming trajectories in flight.
+            RolloutError: if the engine returns something that cannot be used.
+        """
+        self.stats.num_steps += 1
+        self.stats.slot_steps += min(len(self._in_flight), self._slots)
+        self.stats.capacity += self._slots
+        try:
+            completions = self._engine.step()
+        except Exception as error:  # Whatever vLLM or its kernels raise.
+            return self._retry(error)
+        finished = [self._store(completion) for completion in completions]
+        if self._in_flight and not self._engine.num_unfinished:
+            raise RolloutError(f"the engine lost requests {sorted(self._in_flight)[:3]}")
+        return finished
+
+    def pause(self) -> list[TensorDict]:
+        """End every request and store what each has generated, maybe nothing.
+
+        Returns:
+            Trajectories that turn out to be finished.
+
+        Raises:
+            RolloutError: if the engine lost a request or could not end one.
+        """
+        stored = [self._store(completion) for completion in self._engine.pause()]
+        if self._in_flight:
+            lost = sorted(self._in_flight)
+            raise RolloutError(f"the engine lost {len(lost)} requests at the pause: {lost[:3]}")
+        return [one for one in stored if int(one["status"]) != Status.UNFINISHED]
+
+    def _retry(self, error: Exception) -> list[TensorDict]:
+        running = [trajectory for trajectory, _ in self._in_flight.values()]
+        if self._has_retried:
+            raise self._failure(running, error) from error
+        self._has_retried = True
+        logger.warning(
+            "the engine failed (%s: %s); %d requests are paused and sent again",
+            type(error).__name__,
+            error,
+            len(running),
+        )
+        try:
+            finished = self.pause()
+            for trajectory in running:
+                if int(trajectory["status"]) == Status.UNFINISHED:
+                    self.start(trajectory)
+        except Exception as second:
+            raise self._failure(running, second) from second
+        return finished
+
+    @staticmethod
+    def _failure(running: list[TensorDict], error: Exception) -> EngineFailedError:
+        names = ", ".join(name_of(trajectory) for trajectory in running[:3])
+        reason = (str(error).splitlines() or [""])[0]
+        return EngineFailedError(
+            f"the rollout engine failed twice in one phase ({type(error).__name__}: {reason}) with "
+            f"{len(running)} trajectories in flight: {names}"
+        )
+
+    def _store(self, completion: Completion) -> TensorDict:
+        """Append what a request generated, and grade the response if that ends it."""
+        if completion.request_id not in self._in_flight:
+            raise RolloutError(f"the engine returned unknown request '{completion.request_id}'")
+        trajectory, seed = self._in_flight.pop(completion.request_id)
+        self._buffer.append(
+            trajectory,
+            completion.token_ids,
+            completion.logprobs,
+            policy_version=self._policy_version,
+            seed=seed,
+            mask_older=self._mask_older,
+        )
+        self.stats.num_tokens += len(completion.token_ids)
+        response = trajectory["response_ids"].tolist()
+        status = status_after(
+            response, stop_token_id=self._stop_token_id, max_tokens=self._max_response_tokens
+        )
+        if status is Status.UNFINISHED and completion.finish_reason != "paused":
+            raise RolloutError(
+                f"{name_of(trajectory)}: the engine says '{completion.finish_reason}' after "
+                f"{len(response)} tokens, but neither stop token nor limit was reached"
+            )
+        if status is not Status.UNFINISHED:
+            reward = self._prompts[int(trajectory["prompt_index"])].grade(response)
+            self._buffer.set_outcome(trajectory, status, reward)
+        return trajectory

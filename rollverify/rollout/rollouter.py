@@ -1,0 +1,282 @@
+"""Fills F_k with complete groups; partial rollouts pause the rest into U_k and resume it first.
+
+On-policy, exactly one batch of groups is started and all of it is finished. Partial, more is in
+flight than a batch needs; once enough groups are complete over all ranks every request is paused.
+Which requests run, and when a phase ends, depends on counts and seeds alone, never on the clock.
+Does not verify or cut: hooks do, between two calls of `collect`.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from tensordict import TensorDict
+
+from rollverify.errors import EngineFailedError, UnverifiedTrajectoryError
+from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.generation import GenerationStats
+from rollverify.rollout.ledger import PromptLedger, PromptState
+from rollverify.rollout.prompt_queue import PromptQueue
+from rollverify.rollout.rank_exchange import (
+    balance,
+    exchange,
+    select_groups,
+    sum_over_ranks,
+    tokens_of,
+)
+from rollverify.rollout.request_loop import RequestLoop
+from rollverify.rollout.schema import Status, name_of, new_trajectory
+
+
+class Rollouter:
+    """The rollout phase of one rank."""
+
+    def __init__(
+        self,
+        *,
+        loop: RequestLoop,
+        buffer: TrajectoryBuffer,
+        queue: PromptQueue,
+        ledger: PromptLedger,
+        prompts_per_step: int,
+        group_size: int,
+        num_in_flight: int,
+        max_num_seqs: int,
+        count_every: int,
+        is_on_policy: bool,
+        must_be_verified: bool,
+        data_rank: int,
+        data_world_size: int,
+        data_group: dist.ProcessGroup | None,
+    ) -> None:
+        """Set up; nothing is drawn yet.
+
+        Args:
+            loop: runs the requests; shares the buffer.
+            buffer: groups drawn and not yet trained on.
+            queue: prompts.
+            ledger: where each prompt is.
+            prompts_per_step: groups of one batch, over all ranks.
+            group_size: responses per prompt.
+            num_in_flight: requests this rank keeps running in a partial phase, >= 1.
+            max_num_seqs: the engine's slots.
+            count_every: engine steps between two counts of complete groups; with one rank the count
+                is local and taken at every step.
+            is_on_policy: start in on-policy mode.
+            must_be_verified: refuse to resume tokens that were not verified against the policy now.
+            data_rank: this rank's place among the data ranks.
+            data_world_size: number of data ranks; divides `prompts_per_step`.
+            data_group: the data ranks; None where there is one.
+        """
+        self._loop = loop
+        self._buffer = buffer
+        self._queue = queue
+        self._ledger = ledger
+        self._prompts_per_step = prompts_per_step
+        self._group_size = group_size
+        self._num_in_flight = num_in_flight
+        self._max_num_seqs = max_num_seqs
+        self._count_every = count_every if data_group is not None else 1
+        self._is_on_policy = is_on_policy
+        self._must_be_verified = must_be_verified
+        self._data_rank = data_rank
+        self._data_world_size = data_world_size
+        self._data_group = data_group
+        self._in_training: list[int] = []
+        self.num_resumed = 0
+        """Trajectories with tokens that the last phase went on with, this rank."""
+
+        self.num_dropped = 0
+        """Groups sent back to the queue at a switch so far, this rank."""
+
+    @property
+    def stats(self) -> GenerationStats:
+        """What the engine did in the last phase, this rank."""
+        return self._loop.stats
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether the next phase is on-policy."""
+        return self._is_on_policy
+
+    def collect(self, policy_version: int) -> tuple[list[TensorDict], list[TensorDict]]:
+        """Run one rollout phase.
+
+        Args:
+            policy_version: version the engine holds.
+
+        Returns:
+            (F_k, this rank's share: groups whole, balanced by tokens, by group and sample;
+            U_k, what stays in this rank's buffer).
+
+        Raises:
+            UnverifiedTrajectoryError: if a response would go on without verification.
+            EngineFailedError: if the engine of some rank failed twice; everything generated so far
+                is in the buffers, paused.
+            RolloutError: if an engine returns something that cannot be used.
+
+        Source:
+            RollVerify Section 4.1; collective: yes, over the data ranks.
+        """
+        if self._is_on_policy:
+            self._run_whole_batch(policy_version)
+        else:
+            self._run_until_enough(policy_version)
+        complete = {g: self._buffer.group(g) for g in self._buffer.complete_groups()}
+        chosen = select_groups(tokens_of(complete), self._prompts_per_step, self._data_group)
+        self._in_training = list(chosen[self._data_rank])
+        for group_id in self._in_training:
+            self._buffer.pop_group(group_id, "trained")
+            self._ledger.move(group_id, PromptState.FINISHED)
+        mine = {group_id: complete[group_id] for group_id in self._in_training}
+        mine = exchange(mine, balance(chosen), self._data_rank, self._data_group)
+        return [one for members in mine.values() for one in members], self._buffer.trajectories()
+
+    def mark_trained(self) -> None:
+        """Tell the ledger that the optimizer step on the last F_k was taken."""
+        for group_id in self._in_training:
+            self._ledger.move(group_id, PromptState.TRAINED)
+        self._in_training = []
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        """Change the mode of the next phase.
+
+        Turning on-policy drops everything unfinished; its prompts return to the head of the queue
+        and start again from nothing, with sampling streams not used before.
+
+        Args:
+            is_on_policy: the new mode.
+
+        Source:
+            RollVerify Section 4.3; what happens to unfinished trajectories is our choice.
+        """
+        if is_on_policy and not self._is_on_policy:
+            for group_id in self._buffer.group_ids():
+                dropped = self._buffer.pop_group(group_id, "dropped")
+                self._ledger.move(group_id, PromptState.PENDING)
+                self._queue.put_back(
+                    group_id,
+                    int(dropped[0]["prompt_index"]),
+                    max(int(one["num_requests"]) for one in dropped),
+                )
+                self.num_dropped += 1
+        self._is_on_policy = is_on_policy
+
+    def state_dict(self) -> dict[str, int]:
+        """JSON counts of this rank; the mode follows from the method and the acceptance window."""
+        return {"num_dropped": self.num_dropped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.num_dropped = int(state["num_dropped"])
+
+    def _run_whole_batch(self, policy_version: int) -> None:
+        """Draw this rank's share of a batch and run it, and what was left, to the end."""
+        while len(self._buffer.group_ids()) < self._prompts_per_step // self._data_world_size:
+            self._draw_group()
+        waiting = self._waiting(policy_version)
+        self._loop.begin(policy_version, min(self._max_num_seqs, max(1, len(waiting))))
+        for trajectory in waiting:
+            self._start(trajectory)
+        failure = None
+        try:
+            while self._loop.num_in_flight:
+                self._loop.step()
+        except EngineFailedError as error:
+            failure = error
+        self._pause_all(failure)
+        self._agree_on(failure)
+
+    def _run_until_enough(self, policy_version: int) -> None:
+        """Keep the engine full until the ranks together hold a batch of complete groups."""
+        waiting = deque(self._waiting(policy_version))
+        self._loop.begin(policy_version, min(self._max_num_seqs, self._num_in_flight))
+        failure = None
+        while not self._is_enough(failure):
+            try:
+                for _ in range(self._count_every):
+                    self._fill(waiting)
+                    self._loop.step()
+            except EngineFailedError as error:
+                failure = error
+        self._pause_all(failure)
+        self._agree_on(failure)
+
+    def _is_enough(self, failure: EngineFailedError | None) -> bool:
+        """Whether the phase ends; the same answer on every rank. Collective over data ranks."""
+        counts = [self._buffer.num_complete, int(failure is not None)]
+        num_complete, num_failed = sum_over_ranks(counts, self._data_group)
+        return num_complete >= self._prompts_per_step or num_failed > 0
+
+    def _pause_all(self, failure: EngineFailedError | None) -> None:
+        """Take back what runs; after a failure as far as the engine still answers."""
+        try:
+            self._loop.pause()
+        except Exception:
+            if failure is None:
+                raise
+        for group_id in self._buffer.group_ids():
+            if self._ledger.state_of(group_id) is PromptState.RUNNING:
+                self._ledger.move(group_id, PromptState.PAUSED)
+
+    def _agree_on(self, failure: EngineFailedError | None) -> None:
+        """Raise on every rank if the engine of one has failed. Collective over data ranks."""
+        (num_failed,) = sum_over_ranks([int(failure is not None)], self._data_group)
+        if failure is not None:
+            raise failure
+        if num_failed:
+            raise EngineFailedError(f"the rollout engine of {num_failed} other rank(s) failed")
+
+    def _waiting(self, policy_version: int) -> list[TensorDict]:
+        """Unfinished trajectories: those with tokens, then empty ones, by group and sample."""
+        unfinished = [
+            one for one in self._buffer.trajectories() if int(one["status"]) == Status.UNFINISHED
+        ]
+        begun = [one for one in unfinished if len(one["response_ids"])]
+        self.num_resumed = len(begun)
+        if self._must_be_verified:
+            # Finished responses that wait for their group are trained on later: they count too.
+            _check_verified(self._buffer.trajectories(), policy_version)
+        return begun + [one for one in unfinished if not len(one["response_ids"])]
+
+    def _fill(self, waiting: deque[TensorDict]) -> None:
+        """Start requests until as many run as should; new groups when nothing waits."""
+        while self._loop.num_in_flight < self._num_in_flight:
+            if not waiting:
+                waiting.extend(self._draw_group())
+            self._start(waiting.popleft())
+
+    def _start(self, trajectory: TensorDict) -> None:
+        self._loop.start(trajectory)
+        group_id = int(trajectory["group_id"])
+        if self._ledger.state_of(group_id) is not PromptState.RUNNING:
+            self._ledger.move(group_id, PromptState.RUNNING)
+
+    def _draw_group(self) -> list[TensorDict]:
+        drawn = self._queue.draw()
+        group = [
+            new_trajectory(
+                prompt_ids=drawn.prompt.token_ids,
+                group_id=drawn.group_id,
+                prompt_index=drawn.prompt.prompt_index,
+                sample_index=sample,
+                num_requests=drawn.num_requests,
+            )
+            for sample in range(self._group_size)
+        ]
+        self._buffer.add_group(group)
+        if drawn.group_id not in self._ledger:
+            self._ledger.add(drawn.group_id)
+        return group
+
+
+def _check_verified(trajectories: Sequence[TensorDict], policy_version: int) -> None:
+    """Tokens of the policy now need no verification against it; all others do."""
+    for one in trajectories:
+        versions, verified = one["policy_version"], int(one["verified_version"])
+        if len(versions) and verified != policy_version and int(versions[0]) != policy_version:
+            raise UnverifiedTrajectoryError(
+                f"{name_of(one)} was last verified against version {verified}, the policy now is "
+                f"version {policy_version}"
+            )

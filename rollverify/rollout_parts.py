@@ -1,0 +1,221 @@
+"""Builds what a rollout phase works with, and the stages that judge what it leaves unfinished.
+
+Like `parts.py` it sees `Config`; what it builds gets plain values.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rollverify.algorithms.switching import AcceptanceWindow
+from rollverify.config.schema import Config
+from rollverify.data.loader import PromptLoader
+from rollverify.data.prompts import Prompt
+from rollverify.inputs import ModelFolder, encoded_batches
+from rollverify.metrics.audit_log import AuditLog
+from rollverify.rank_state import RankState
+from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.engine import RolloutEngine
+from rollverify.rollout.ledger import PromptLedger
+from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
+from rollverify.rollout.request_loop import RequestLoop
+from rollverify.rollout.rollouter import Rollouter
+from rollverify.stages.accounting import Accounting
+from rollverify.stages.anchor_scoring import AnchorScoring
+from rollverify.stages.filtering import TrajectoryFilter, keep_close, keep_young
+from rollverify.stages.ops_scoring import OpsScoring
+from rollverify.stages.switching import Switching
+from rollverify.stages.verification import Verification
+from rollverify.training.scoring import TrajectoryScorer
+from torchtitan_ext.policy_trainer import PolicyTrainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutParts:
+    """What one data rank's rollouts consist of."""
+
+    loader: PromptLoader
+    buffer: TrajectoryBuffer
+    ledger: PromptLedger
+    rollouter: Rollouter
+    state: RankState
+
+
+def make_rollout_parts(
+    config: Config,
+    model: ModelFolder,
+    engine: RolloutEngine,
+    prompts: list[Prompt],
+    encoded: list[EncodedPrompt],
+    policy: PolicyTrainer,
+) -> RolloutParts:
+    """The rollouter of this rank with all it works on."""
+    rollout = config.rollout
+    rank, world_size = policy.data_rank, policy.data_world_size
+    loader = PromptLoader(
+        prompts, batch_size=world_size, seed=config.run.seed, shuffle=config.data.shuffle
+    )
+    queue = PromptQueue(
+        batches=encoded_batches(loader, prompts, encoded),
+        prompts=encoded,
+        data_rank=rank,
+        data_world_size=world_size,
+    )
+    buffer, ledger = TrajectoryBuffer(group_size=rollout.group_size), PromptLedger()
+    in_flight = rollout.oversampling * rollout.prompts_per_step * rollout.group_size
+    rollouter = Rollouter(
+        loop=_request_loop(config, model, engine, buffer, encoded),
+        buffer=buffer,
+        queue=queue,
+        ledger=ledger,
+        prompts_per_step=rollout.prompts_per_step,
+        group_size=rollout.group_size,
+        num_in_flight=math.ceil(in_flight / world_size),
+        max_num_seqs=config.engine.max_num_seqs,
+        count_every=rollout.count_every,
+        is_on_policy=config.method.name == "on_policy",
+        must_be_verified=config.method.name == "rollverify",
+        data_rank=rank,
+        data_world_size=world_size,
+        data_group=policy.data_group,
+    )
+    state = RankState(
+        loader=loader,
+        buffer=buffer,
+        ledger=ledger,
+        queue=queue,
+        rollouter=rollouter,
+        data_rank=rank,
+        data_world_size=world_size,
+    )
+    return RolloutParts(
+        loader=loader, buffer=buffer, ledger=ledger, rollouter=rollouter, state=state
+    )
+
+
+def _request_loop(
+    config: Config,
+    model: ModelFolder,
+    engine: RolloutEngine,
+    buffer: TrajectoryBuffer,
+    encoded: Sequence[EncodedPrompt],
+) -> RequestLoop:
+    return RequestLoop(
+        engine=engine,
+        buffer=buffer,
+        prompts=encoded,
+        max_response_tokens=config.rollout.max_response_tokens,
+        stop_token_id=model.stop_token_id,
+        temperature=config.rollout.temperature,
+        run_seed=config.run.seed,
+        mask_older=config.rollout.mask_older_segments,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Hooks of the method, None where it has no use for one; `build_hooks` puts them in order."""
+
+    accounting: Accounting
+    anchor_scoring: AnchorScoring | None = None
+    ops_scoring: OpsScoring | None = None
+    filter: TrajectoryFilter | None = None
+    verification: Verification | None = None
+    switching: Switching | None = None
+
+
+def make_stages(
+    config: Config,
+    parts: RolloutParts,
+    policy: PolicyTrainer,
+    window: AcceptanceWindow,
+    audit_log: Callable[[], AuditLog],
+) -> Stages:
+    """The stages that the method, the filter and the switch ask for.
+
+    `audit_log` is called, and its file made, only where something can be cut.
+    """
+    group = policy.data_group
+    accounting = Accounting(
+        rollouter=parts.rollouter, buffer=parts.buffer, ledger=parts.ledger, data_group=group
+    )
+    if config.method.name == "on_policy":
+        return Stages(accounting=accounting)
+    must_verify = config.method.name == "rollverify"
+    verification = config.verification
+    is_scored = must_verify or config.filter.name == "ops" or verification.measure
+    scorer = TrajectoryScorer(
+        trainer=policy,
+        micro_batch_tokens=config.training.micro_batch_tokens,
+        temperature=config.rollout.temperature,
+        data_group=group,
+    )
+    ops_scoring = OpsScoring(
+        scorer=scorer if is_scored else None,
+        reference=verification.reference,
+        symmetric=verification.symmetric,
+        data_group=group,
+    )
+    needs_anchor = is_scored and verification.reference == "anchor"
+    return Stages(
+        accounting=accounting,
+        anchor_scoring=AnchorScoring(scorer) if needs_anchor else None,
+        ops_scoring=ops_scoring,
+        filter=_filter(config, parts, ops_scoring, policy) if config.filter.name != "off" else None,
+        verification=_verification(config, parts, ops_scoring, policy, audit_log())
+        if must_verify
+        else None,
+        switching=Switching(
+            window=window, ops_scoring=ops_scoring, rollouter=parts.rollouter, data_group=group
+        )
+        if config.switching.enable
+        else None,
+    )
+
+
+def make_window(config: Config) -> AcceptanceWindow:
+    """The acceptance window; without `switching.enable` it is never asked."""
+    return AcceptanceWindow(
+        size=config.switching.window,
+        threshold=config.switching.threshold,
+        average=config.switching.average,
+        reversible=config.switching.reversible,
+    )
+
+
+def is_on_policy(config: Config, window: AcceptanceWindow) -> bool:
+    """Whether the next phase is on-policy, by the method or because the run has switched."""
+    has_switched = config.switching.enable and window.is_on_policy
+    return config.method.name == "on_policy" or has_switched
+
+
+def _filter(
+    config: Config, parts: RolloutParts, ops_scoring: OpsScoring, policy: PolicyTrainer
+) -> TrajectoryFilter:
+    is_by_age = config.filter.name == "staleness"
+    by_age, by_ops = keep_young(config.filter.max_staleness), keep_close(config.filter.max_ops)
+    return TrajectoryFilter(
+        keep=by_age if is_by_age else by_ops,
+        discard=config.filter.discard,
+        ops_scoring=ops_scoring,
+        buffer=parts.buffer,
+        ledger=parts.ledger,
+        data_group=policy.data_group,
+    )
+
+
+def _verification(
+    config: Config,
+    parts: RolloutParts,
+    ops_scoring: OpsScoring,
+    policy: PolicyTrainer,
+    audit_log: AuditLog,
+) -> Verification:
+    return Verification(
+        ops_scoring=ops_scoring,
+        buffer=parts.buffer,
+        segment_threshold=config.verification.segment_threshold,
+        token_threshold=config.verification.token_threshold,
+        audit_log=audit_log,
+        data_group=policy.data_group,
+    )

@@ -1,0 +1,110 @@
+"""Scores U_k under the policy after the step: the off-policy shift of each response token.
+
+Runs at BEFORE_WEIGHT_SYNC, before the filter and verification, which read what it found. Changes
+no trajectory.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+
+from rollverify.algorithms.ops import token_ops
+from rollverify.errors import RolloutError
+from rollverify.state import StepState
+from rollverify.training.ops_metrics import ops_metrics
+from rollverify.training.responses import flat, response_layout
+from rollverify.training.scoring import TrajectoryScorer, check_finite
+
+Reference = Literal["anchor", "behavior"]
+
+
+class OpsScoring:
+    """Hook: fills `ops/unfinished_*`, and its own attributes for the hooks after it."""
+
+    def __init__(
+        self,
+        *,
+        scorer: TrajectoryScorer | None,
+        reference: Reference,
+        symmetric: bool,
+        data_group: dist.ProcessGroup | None,
+    ) -> None:
+        """Set up.
+
+        Args:
+            scorer: scores under the trainer's weights; None counts tokens and scores nothing.
+            reference: log-probs to compare with, the trainer's or the engine's at sampling time.
+            symmetric: also count how far tokens have become less likely, see `token_ops`.
+            data_group: ranks that hold different trajectories; None where there is one.
+        """
+        self._scorer = scorer
+        self._reference = f"{reference}_logprobs"
+        self._symmetric = symmetric
+        self._data_group = data_group
+        self.trajectories: list[TensorDict] = []
+        """U_k of this rank without what the filter has dropped."""
+        self.layout = response_layout([])
+        """Where their response tokens lie, end to end."""
+        self.num_checked_tokens = 0
+        """Response tokens of U_k on this rank when the hook ran."""
+        self.num_checked_trajectories = 0
+        """Trajectories of U_k on this rank when the hook ran."""
+        self._ops: Tensor | None = None
+
+    @property
+    def ops(self) -> Tensor:
+        """[N] float32; OPS of the response tokens of `trajectories`, end to end.
+
+        Raises:
+            RolloutError: if nothing is scored.
+        """
+        if self._ops is None:
+            raise RolloutError("the unfinished trajectories are not scored")
+        return self._ops
+
+    @property
+    def token_ops(self) -> list[Tensor]:
+        """[R] float32 per trajectory; an empty list if nothing is scored."""
+        if self._ops is None:
+            return []
+        return list(self._ops.split(self.layout.trajectory_lengths.tolist()))
+
+    def __call__(self, state: StepState) -> None:
+        """Score and reduce the metrics. Collective: yes, over the world.
+
+        Raises:
+            RolloutError: naming the trajectory, if a log-prob of a response token is not finite.
+        """
+        self.trajectories = list(state.unfinished)
+        self.layout = response_layout(self.trajectories)
+        self.num_checked_tokens = self.layout.num_positions
+        self.num_checked_trajectories = len(self.trajectories)
+        self._ops = None
+        if self._scorer is None:
+            return
+        updated = torch.cat([torch.zeros(0), *self._scorer.score(self.trajectories)])
+        reference = flat(self.trajectories, self._reference)
+        check_finite(updated, self.trajectories, "updated_logprobs")
+        check_finite(reference, self.trajectories, self._reference)
+        self._ops = token_ops(updated, reference, self.layout, symmetric=self._symmetric)
+        ages = state.policy_version - flat(self.trajectories, "policy_version")
+        state.metrics |= ops_metrics("unfinished", self._ops, self.layout, ages, self._data_group)
+
+    def drop(self, indices: Iterable[int]) -> None:
+        """Take trajectories that a filter discards out of the list and the OPS.
+
+        Args:
+            indices: places in `trajectories`; the others must not have changed since they were
+                scored.
+        """
+        keep_B = torch.ones(len(self.trajectories), dtype=torch.bool)
+        keep_B[list(indices)] = False
+        if self._ops is not None:
+            self._ops = self._ops[keep_B[self.layout.token_owners]]
+        kept = keep_B.tolist()
+        self.trajectories = [one for one, k in zip(self.trajectories, kept, strict=True) if k]
+        self.layout = response_layout(self.trajectories)

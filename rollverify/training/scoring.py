@@ -1,0 +1,105 @@
+"""Log-probs of responses under the trainer's weights now, trajectory by trajectory.
+
+Does not decide what is scored or what the scores are for. Prompts are context only: their tokens
+are fed but have no score.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+
+from rollverify.errors import RolloutError
+from rollverify.rollout.schema import name_of
+from rollverify.training.packing import (
+    PackedRow,
+    fill_rows,
+    pack_for_scoring,
+    response_values,
+)
+
+
+class Scorer(Protocol):
+    """What scoring needs of the policy trainer."""
+
+    device: torch.device
+
+    def score(self, rows: Sequence[PackedRow], *, temperature: float) -> list[Tensor]:
+        """Log-probs of each row's targets, [T] float32 nats; collective."""
+        ...
+
+
+class TrajectoryScorer:
+    """Scores whatever trajectories it is given, packed into rows of bounded length."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Scorer,
+        micro_batch_tokens: int,
+        temperature: float,
+        data_group: dist.ProcessGroup | None,
+    ) -> None:
+        """Set up.
+
+        Args:
+            trainer: holds the sharded policy.
+            micro_batch_tokens: tokens of one packed row.
+            temperature: of sampling; log-probs are taken under it.
+            data_group: ranks that hold different trajectories; None where there is one.
+        """
+        self._trainer = trainer
+        self._micro_batch_tokens = micro_batch_tokens
+        self._temperature = temperature
+        self._data_group = data_group
+
+    def score(self, trajectories: Sequence[TensorDict]) -> list[Tensor]:
+        """Score the responses under the weights the trainer holds now.
+
+        A trajectory without a response costs nothing. A rank with less than the others, or with
+        nothing, runs rows that belong to no trajectory, since all ranks take part in each pass.
+
+        Args:
+            trajectories: B of them; left as they are.
+
+        Returns:
+            B tensors, [R] float32 nats each, on the CPU; [0] for an empty response.
+
+        Source:
+            RollVerify Algorithm 1 (ComputeProb); collective: yes, over the world.
+        """
+        rows = pack_for_scoring(trajectories, self._micro_batch_tokens)
+        if self._data_group is not None:
+            rows = fill_rows(rows, self._data_group, self._trainer.device.type)
+        scores = self._trainer.score(rows, temperature=self._temperature)
+        lengths = [len(one["response_ids"]) for one in trajectories]
+        return list(response_values(rows, scores, trajectories).split(lengths))
+
+
+def check_finite(values: Tensor, trajectories: Sequence[TensorDict], name: str) -> None:
+    """Make sure that every response token has a number.
+
+    Args:
+        values: [N] floats; the trajectories' response tokens end to end.
+        trajectories: whose tokens they are.
+        name: what the values are, for the message.
+
+    Raises:
+        RolloutError: naming group, sample and token of the first value that is not finite.
+    """
+    is_bad = ~values.isfinite()
+    if not bool(is_bad.any()):
+        return
+    place = token = int(is_bad.nonzero()[0])
+    for trajectory in trajectories:
+        size = len(trajectory["response_ids"])
+        if place < size:
+            raise RolloutError(
+                f"{name_of(trajectory)}: {name} of response token {place} is "
+                f"{values[token].item()}, must be finite"
+            )
+        place -= size
+    raise RolloutError(f"{name} holds more values than there are response tokens")

@@ -1,0 +1,97 @@
+"""One rank of the partial rollouts that test_rank_exchange.py checks; not a test itself.
+
+Arguments: rank, world size, folder. Each rank writes what it saw in each of its phases.
+"""
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fakes import FakeEngine
+from rollout_parts import make_parts, names
+
+from rollverify.errors import EngineFailedError
+from rollverify.rollout.schema import num_tokens, validate_trajectory
+
+NUM_PHASES = 8
+GROUPS_PER_STEP = 4
+
+
+def lengths() -> dict[str, int]:
+    """Responses of 3 to 40 tokens; the groups of rank 1 are much longer than those of rank 0."""
+    return {
+        f"{group}/{sample}": 3 + (7 * group + 5 * sample) % 11 + 26 * (group % 2)
+        for group in range(200)
+        for sample in range(2)
+    }
+
+
+def phases(rank: int, world_size: int) -> list[dict[str, Any]]:
+    """What each phase trained on, left over and counted."""
+    parts = make_parts(
+        FakeEngine(stop_after=lengths()),
+        group_size=2,
+        prompts_per_step=GROUPS_PER_STEP,
+        num_in_flight=12 // world_size,
+        count_every=3,
+        data_rank=rank,
+        data_world_size=world_size,
+        data_group=dist.group.WORLD if world_size > 1 else None,
+    )
+    seen: list[dict[str, Any]] = []
+    for version in range(NUM_PHASES):
+        finished, unfinished = parts.collect(version)
+        parts.rollouter.mark_trained()
+        parts.check()
+        for one in finished:
+            validate_trajectory(one)
+        seen.append(
+            {
+                "finished": names(finished),
+                "unfinished": names(unfinished),
+                "tokens": sum(map(num_tokens, finished)),
+                "steps": parts.engine.num_steps,
+                "num_added": parts.ledger.num_added,
+                "trained": parts.ledger.counts()["trained"],
+                "held": len(parts.buffer.group_ids()),
+            }
+        )
+    return seen
+
+
+def failure(rank: int) -> str:
+    """What a rank is told when the engine of rank 1 fails twice."""
+    parts = make_parts(
+        FakeEngine(stop_after=lengths()),
+        count_every=4,
+        data_rank=rank,
+        data_world_size=2,
+        data_group=dist.group.WORLD,
+    )
+    if rank == 1:
+        parts.engine.failures = [RuntimeError("first"), RuntimeError("second")]
+    try:
+        parts.collect(0)
+    except EngineFailedError as error:
+        return str(error)
+    return "no error"
+
+
+def main() -> None:
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+    )
+    result = {"phases": phases(rank, world_size), "failure": failure(rank)}
+    (folder / f"{rank}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

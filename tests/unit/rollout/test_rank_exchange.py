@@ -1,0 +1,98 @@
+"""Which groups are trained on, their balance over ranks, and partial rollouts on two ranks."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.rollout.rank_worker import GROUPS_PER_STEP, NUM_PHASES
+
+from rollverify.rollout.rank_exchange import balance, select_groups
+
+
+def loads(per_rank: list[dict[int, int]], moves: list[tuple[int, int, int]]) -> list[int]:
+    """Tokens of each rank after the moves."""
+    after = [sum(groups.values()) for groups in per_rank]
+    for group_id, source, target in moves:
+        after[source] -= per_rank[source][group_id]
+        after[target] += per_rank[source][group_id]
+    return after
+
+
+def test_the_oldest_complete_groups_are_chosen():
+    assert select_groups({9: 5, 2: 7, 4: 1}, 2, None) == [{2: 7, 4: 1}]
+    with pytest.raises(ValueError, match="4 complete groups are needed, there are 3"):
+        select_groups({9: 5, 2: 7, 4: 1}, 4, None)
+
+
+def test_balance_moves_the_group_that_closes_the_gap_best():
+    # 100 against 20: a gap of 80; moving 40 leaves 60 and 60, moving 30 or 60 leaves 70 and 50.
+    per_rank = [{0: 40, 1: 60}, {2: 20}]
+    moves = balance(per_rank)
+    assert moves == [(0, 0, 1)] and loads(per_rank, moves) == [60, 60]
+
+
+def test_balance_leaves_equal_ranks_and_groups_too_large_to_help_alone():
+    assert balance([{0: 10}, {1: 10}]) == []
+    assert balance([{0: 100}, {}]) == []  # Moving the only group changes sides, nothing else.
+    assert balance([{0: 5, 1: 6}]) == []
+
+
+@given(st.lists(st.lists(st.integers(1, 1000), max_size=8), min_size=1, max_size=5))
+def test_balance_never_makes_the_fullest_rank_fuller_and_moves_a_group_once(sizes):
+    ids = iter(range(1000))
+    per_rank = [{next(ids): size for size in rank} for rank in sizes]
+    moves = balance(per_rank)
+    before, after = loads(per_rank, []), loads(per_rank, moves)
+    assert sum(after) == sum(before) and max(after) <= max(before)
+    assert len({group_id for group_id, _, _ in moves}) == len(moves)
+    assert all(group_id in per_rank[source] for group_id, source, _ in moves)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(run_gloo_workers) -> list[dict]:
+    folder = run_gloo_workers(Path(__file__).with_name("rank_worker.py"), 2)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_two_ranks_train_on_whole_groups_each_exactly_once(two_ranks):
+    trained: list[tuple[int, int]] = []
+    for phase in range(NUM_PHASES):
+        shares = [rank["phases"][phase]["finished"] for rank in two_ranks]
+        groups = [{group for group, _ in share} for share in shares]
+        assert not groups[0] & groups[1] and len(groups[0] | groups[1]) == GROUPS_PER_STEP
+        assert all(len(share) == 2 * len(own) for share, own in zip(shares, groups, strict=True))
+        trained += [tuple(sample) for share in shares for sample in share]
+    assert len(trained) == len(set(trained)) == NUM_PHASES * GROUPS_PER_STEP * 2
+
+
+def test_two_ranks_take_the_same_number_of_steps_and_share_the_tokens(two_ranks):
+    """Nobody waits for a straggler: a rank whose groups are long still ends with the others."""
+    for phases in zip(*(rank["phases"] for rank in two_ranks), strict=True):
+        assert phases[0]["steps"] == phases[1]["steps"] and phases[0]["steps"] % 3 == 0
+        tokens = [phase["tokens"] for phase in phases]
+        # One group more or less on a side: 4 groups of at most 2 x 40 tokens.
+        assert abs(tokens[0] - tokens[1]) <= 80
+    moved = [
+        (group, rank)
+        for rank, seen in enumerate(two_ranks)
+        for phase in seen["phases"]
+        for group, _ in phase["finished"]
+        if group % 2 != rank
+    ]
+    assert moved, "no group ever changed ranks, so the balance was not tried"
+
+
+def test_no_group_is_lost_or_held_twice_over_two_ranks(two_ranks):
+    last = [rank["phases"][-1] for rank in two_ranks]
+    trained, held = sum(r["trained"] for r in last), sum(r["held"] for r in last)
+    assert trained == NUM_PHASES * GROUPS_PER_STEP
+    assert sum(r["num_added"] for r in last) == trained + held
+    left = [tuple(sample) for rank in last for sample in rank["unfinished"]]
+    assert len(left) == len(set(left)) == 2 * held
+
+
+def test_the_failure_of_one_engine_ends_the_phase_on_every_rank(two_ranks):
+    assert two_ranks[1]["failure"].startswith("the rollout engine failed twice in one phase")
+    assert two_ranks[0]["failure"] == "the rollout engine of 1 other rank(s) failed"

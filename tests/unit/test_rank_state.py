@@ -1,0 +1,161 @@
+"""A rank's part of a checkpoint: what was in flight comes back and goes on."""
+
+from pathlib import Path
+
+import pytest
+from fakes import EOS, FakeEngine
+from rollout_parts import names
+
+from rollverify.data.loader import PromptLoader
+from rollverify.data.prompts import Prompt
+from rollverify.errors import CheckpointError
+from rollverify.inputs import encoded_batches
+from rollverify.rank_state import RankState
+from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.ledger import PromptLedger
+from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
+from rollverify.rollout.request_loop import RequestLoop
+from rollverify.rollout.rollouter import Rollouter
+
+NUM_PROMPTS = 11
+PROMPTS = [Prompt(prompt_id=f"q{i}", text=str(i), answer="a") for i in range(NUM_PROMPTS)]
+ENCODED = [
+    EncodedPrompt(token_ids=(i,), grade=lambda ids: float(len(ids)), prompt_index=i)
+    for i in range(NUM_PROMPTS)
+]
+LENGTHS = {f"{g}/{s}": 3 + (5 * g + 7 * s) % 23 for g in range(100) for s in range(2)}
+
+
+def make_state(rank: int = 0, world_size: int = 1, group_size: int = 2) -> RankState:
+    """Partial rollouts of 2 groups of 2 per step with 6 requests in flight."""
+    loader = PromptLoader(PROMPTS, batch_size=world_size, seed=4)
+    buffer, ledger = TrajectoryBuffer(group_size=group_size), PromptLedger()
+    queue = PromptQueue(
+        batches=encoded_batches(loader, PROMPTS, ENCODED),
+        prompts=ENCODED,
+        data_rank=rank,
+        data_world_size=world_size,
+    )
+    loop = RequestLoop(
+        engine=FakeEngine(stop_after=LENGTHS),
+        buffer=buffer,
+        prompts=ENCODED,
+        max_response_tokens=30,
+        stop_token_id=EOS,
+        temperature=1.0,
+        run_seed=0,
+        mask_older=False,
+    )
+    rollouter = Rollouter(
+        loop=loop,
+        buffer=buffer,
+        queue=queue,
+        ledger=ledger,
+        prompts_per_step=2,
+        group_size=group_size,
+        num_in_flight=6,
+        max_num_seqs=6,
+        count_every=1,
+        is_on_policy=False,
+        must_be_verified=False,
+        data_rank=0,  # Each rank runs its phases alone here.
+        data_world_size=1,
+        data_group=None,
+    )
+    return RankState(
+        loader=loader,
+        buffer=buffer,
+        ledger=ledger,
+        queue=queue,
+        rollouter=rollouter,
+        data_rank=rank,
+        data_world_size=world_size,
+    )
+
+
+def collect(state: RankState, versions: range) -> list[object]:
+    """What each phase trained on, token for token."""
+    seen: list[object] = []
+    for version in versions:
+        finished, _ = state.rollouter.collect(version)
+        state.rollouter.mark_trained()
+        state.buffer.check()
+        state.ledger.check()
+        seen += [
+            (*name, int(t["prompt_index"]), t["response_ids"].tolist(), int(t["seed"]))
+            for name, t in zip(names(finished), finished, strict=True)
+        ]
+    return seen
+
+
+@pytest.mark.parametrize("saved_after", [0, 1, 3, 6])
+def test_a_restored_rank_goes_on_as_if_it_had_not_stopped(tmp_path: Path, saved_after: int):
+    """DC03, DC11: nothing is trained twice, skipped, or made with another seed."""
+    whole = make_state()
+    expected = collect(whole, range(9))
+    first, second = make_state(), make_state()
+    seen = collect(first, range(saved_after))
+    first.save(tmp_path)
+    second.load(tmp_path)
+    seen += collect(second, range(saved_after, 9))
+    assert seen == expected
+    assert second.buffer.counts == whole.buffer.counts
+    assert second.ledger.counts() == whole.ledger.counts()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (2, 3)])
+def test_another_number_of_ranks_takes_over_every_group(tmp_path: Path, before: int, after: int):
+    """Every prompt of the stream is drawn once; every token is held by one rank."""
+    old = [make_state(rank, before) for rank in range(before)]
+    for rank, state in enumerate(old):
+        collect(state, range(3 + rank))
+        state.save(tmp_path)
+    new = [make_state(rank, after) for rank in range(after)]
+    for state in new:
+        state.load(tmp_path)
+
+    def total(states: list[RankState], what: str) -> int:
+        return sum(getattr(state.buffer, what) for state in states)
+
+    assert total(new, "num_tokens") == total(old, "num_tokens")
+    held = sorted(g for state in new for g in state.buffer.group_ids())
+    assert held == sorted(g for state in old for g in state.buffer.group_ids())
+    drawn = [state.queue.draw().group_id for state in new for _ in range(12)]
+    known = [*drawn, *held]
+    assert len(known) == len(set(known)), "a group was drawn twice"
+    trained = sum(state.ledger.counts()["trained"] for state in new)
+    assert trained == sum(state.ledger.counts()["trained"] for state in old)
+    for state in new:
+        state.buffer.check()
+        state.ledger.check()
+
+
+def test_a_missing_or_damaged_part_is_refused_with_its_name(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"rollout-0\.safetensors is missing"):
+        make_state().load(tmp_path)
+    state = make_state()
+    collect(state, range(2))
+    state.save(tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"rollout-0\.safetensors is not as it was written"):
+        make_state().load(tmp_path)
+
+
+def test_another_group_size_is_refused(tmp_path: Path):
+    state = make_state()
+    collect(state, range(2))
+    state.save(tmp_path)
+    with pytest.raises(CheckpointError, match="resume with the same rollout"):
+        make_state(group_size=3).load(tmp_path)
+
+
+def test_the_files_of_all_ranks_lie_side_by_side(tmp_path: Path):
+    for rank in range(2):
+        make_state(rank, 2).save(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "rollout-0.safetensors",
+        "rollout-1.safetensors",
+    ]
