@@ -56,12 +56,13 @@ def run_quietly(command: list[str], variables: dict[str, str]) -> str:
     return done.stdout
 
 
-def measure(module: str, task: dict[str, Any], **variables: str) -> dict[str, Any]:
-    """Let a module measure a task in a fresh process.
+def measure(module: str, task: dict[str, Any], ranks: int = 1, **variables: str) -> dict[str, Any]:
+    """Let a module measure a task in a fresh process, or in several that torchrun starts.
 
     Args:
         module: dotted name; its `main` handles `--child`.
         task: what to measure; must be JSON.
+        ranks: processes; the first answers.
         variables: environment variables to set for it.
 
     Returns:
@@ -70,7 +71,12 @@ def measure(module: str, task: dict[str, Any], **variables: str) -> dict[str, An
     Raises:
         MeasurementError: if the process failed.
     """
-    command = [sys.executable, "-m", module, CHILD_FLAG, json.dumps(task)]
+    words = ["-m", module, CHILD_FLAG, json.dumps(task)]
+    if ranks > 1:
+        options = ["--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
+        options += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+        words = ["-m", "torch.distributed.run", *options, *words]
+    command = [sys.executable, *words]
     return json.loads(run_quietly(command, child_environment(**variables)).splitlines()[-1])
 
 
@@ -83,7 +89,8 @@ def child_task() -> dict[str, Any] | None:
 
 def answer(values: dict[str, Any]) -> NoReturn:
     """Hand the result to `measure` and end, without the teardown in which libraries print."""
-    print("\n" + json.dumps(values), flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        print("\n" + json.dumps(values), flush=True)
     os._exit(0)
 
 

@@ -1,9 +1,10 @@
 """Trained tokens per second against TRL: `python -m benchmarks.trl_end_to_end`.
 
 Rollout and training together, on the same model, prompts, lengths, optimizer settings and number of
-threads. The sides take turns, each in a fresh process of its own: RollVerify as its launcher starts
+threads, which the ranks of a side share. The sides take turns, each in a fresh process of its own: RollVerify as its launcher starts
 it, read from the run's metrics.jsonl; TRL's GRPOTrainer with its built-in transformers generation.
-Neither evaluates or saves; the first steps are not counted. Needs the extra `bench`.
+Neither evaluates or saves; the first steps are not counted. Flags that are not its own go to
+RollVerify's command line. Needs the extra `bench`.
 """
 
 import argparse
@@ -81,7 +82,9 @@ def make_cases(scratch: Path, base: Path, steps: int, warmup: int) -> dict[str, 
     }
 
 
-def run_rollverify(case: Case, seed: int, scratch: Path, threads: int) -> dict[str, Any]:
+def run_rollverify(
+    case: Case, seed: int, scratch: Path, threads: int, ranks: int, words: list[str]
+) -> dict[str, Any]:
     """Run the launcher and read what the run recorded.
 
     Returns:
@@ -97,16 +100,16 @@ def run_rollverify(case: Case, seed: int, scratch: Path, threads: int) -> dict[s
         "rollout.prompts-per-step": case.groups,
         "rollout.group-size": case.group_size,
         "rollout.max-response-tokens": case.max_response_tokens,
-        "engine.max-num-seqs": case.groups * case.group_size,
+        "engine.max-num-seqs": case.groups * case.group_size // ranks,
         "training.steps": case.steps,
         "training.lr": case.lr,
         "evaluation.enable": "false",
         "checkpoint.every-steps": 0,
         "checkpoint.export-final": "false",
     }
-    words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
-    command = [sys.executable, "-m", "rollverify.launch", "--nproc", "1", "--", *words]
-    run_quietly(command, child_environment(OMP_NUM_THREADS=str(threads)))
+    command = [sys.executable, "-m", "rollverify.launch", "--nproc", str(ranks), "--"]
+    command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+    run_quietly([*command, *words], child_environment(OMP_NUM_THREADS=str(threads)))
     (file,) = scratch.glob(f"*/{METRICS_FILE}")
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     records = [record for record in lines if record["step"] > 0]
@@ -121,22 +124,29 @@ def run_rollverify(case: Case, seed: int, scratch: Path, threads: int) -> dict[s
 
 
 def run_trl(
-    case: Case, seed: int, scratch: Path, threads: int, micro_batch: int, wait_policy: str
+    case: Case,
+    seed: int,
+    scratch: Path,
+    threads: int,
+    ranks: int,
+    micro_batch: int,
+    wait_policy: str,
 ) -> dict[str, Any]:
-    """Run TRL in its own process.
+    """Run TRL in its own processes.
 
     Returns:
         See `trl_side.run`.
     """
     task = asdict(case) | {
         "seed": seed,
+        "ranks": ranks,
         "scratch": str(scratch),
         "trl_micro_batch": micro_batch,
     }
     variables = {"OMP_NUM_THREADS": str(threads)}
     if wait_policy != "default":
         variables["OMP_WAIT_POLICY"] = wait_policy
-    return measure("benchmarks.trl_side", task, **variables)
+    return measure("benchmarks.trl_side", task, ranks, **variables)
 
 
 def tokens_per_s(result: dict[str, Any], warmup: int) -> float:
@@ -180,6 +190,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks of RollVerify")
+    parser.add_argument("--trl-ranks", type=int, default=1, help="ranks of TRL")
     parser.add_argument("--trl-micro-batch", type=int, default=64, help="sequences")
     parser.add_argument(
         "--trl-wait-policy",
@@ -188,7 +200,7 @@ def main() -> None:
         help="OMP_WAIT_POLICY of TRL's process",
     )
     parser.add_argument("--output", type=Path, help="JSON file")
-    arguments = parser.parse_args()
+    arguments, words = parser.parse_known_args()
     try:
         version = importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError:
@@ -206,13 +218,18 @@ def main() -> None:
             sides: dict[str, list[dict[str, Any]]] = {"rollverify": [], "trl": []}
             for seed in range(arguments.repeats):
                 ours, theirs = scratch / f"{name}-{seed}-ours", scratch / f"{name}-{seed}-trl"
-                sides["rollverify"].append(run_rollverify(case, seed, ours, threads))
+                sides["rollverify"].append(
+                    run_rollverify(
+                        case, seed, ours, threads // arguments.ranks, arguments.ranks, words
+                    )
+                )
                 sides["trl"].append(
                     run_trl(
                         case,
                         seed,
                         theirs,
-                        threads,
+                        threads // arguments.trl_ranks,
+                        arguments.trl_ranks,
                         arguments.trl_micro_batch,
                         arguments.trl_wait_policy,
                     )
@@ -220,8 +237,12 @@ def main() -> None:
             label = f"{name} ({num_parameters(Path(case.folder)) / 1e6:.2f}M)"
             rows.append(row(label, case, sides))
             results[name] = {"case": asdict(case), **sides}
-    print(f"trained tokens per second, {threads} threads a side, TRL {version}")
-    report(rows, {"threads": threads, "trl": version, "results": results}, arguments.output)
+    print(
+        f"trained tokens per second, {threads} threads a side, RollVerify on {arguments.ranks} "
+        f"rank(s) {' '.join(words)}, TRL {version} on {arguments.trl_ranks}"
+    )
+    values = {"threads": threads, "trl": version, "arguments": sys.argv[1:], "results": results}
+    report(rows, values, arguments.output)
 
 
 if __name__ == "__main__":

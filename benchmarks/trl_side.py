@@ -14,7 +14,7 @@ def grpo_config(task: dict[str, Any], folder: Path) -> Any:
     """TRL's settings for a task; the same step as RollVerify's, in TRL's words."""
     from trl import GRPOConfig
 
-    num_sequences = task["groups"] * task["group_size"]
+    num_sequences = task["groups"] * task["group_size"] // task["ranks"]
     micro_batch = min(task["trl_micro_batch"], num_sequences)
     return GRPOConfig(
         output_dir=str(folder),
@@ -44,6 +44,7 @@ def grpo_config(task: dict[str, Any], folder: Path) -> Any:
         gradient_checkpointing=False,
         bf16=False,
         use_cpu=True,
+        ddp_backend="gloo" if task["ranks"] > 1 else None,
         seed=task["seed"],
         logging_steps=10**9,
         save_strategy="no",
@@ -70,7 +71,8 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         task: see `trl_end_to_end.Case`; "scratch" is a folder.
 
     Returns:
-        Per step: "tokens" in the loss, "seconds" from its begin to its end, "longest" response.
+        Per step: "tokens" in the loss over all ranks, "seconds" from its begin to its end,
+        "longest" response of this rank.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -107,6 +109,10 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
         callbacks=[Timer()],
     )
     trainer.train()
+    if task["ranks"] > 1:
+        tokens = torch.tensor(steps["tokens"])
+        torch.distributed.all_reduce(tokens)
+        steps["tokens"] = tokens.tolist()
     return steps | {"threads": torch.get_num_threads()}
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from rollverify.config.check import check_world_size
+from rollverify.environment import DEFAULTS
 from rollverify.errors import (
     FAILURE_EXIT_CODE,
     USER_ERROR_EXIT_CODE,
@@ -92,7 +93,7 @@ class Supervisor:
         mine = {TOKEN_VARIABLE: self._token, ERROR_DIR_VARIABLE: str(self.folder)}
         child = subprocess.Popen(
             command,
-            env={**os.environ, **variables, **mine},
+            env={**DEFAULTS, **os.environ, **variables, **mine},
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C in the terminal reaches us, and we pass it on, once
             preexec_fn=die_with_parent,

@@ -33,6 +33,8 @@ SETTINGS = {
     "training.steps": STEPS,
     "training.lr": 1e-3,
     "checkpoint.every_steps": 2,
+    "rollout.oversampling": 2.0,
+    "verification.reference": "anchor",
 }
 
 _LAUNCH = (

@@ -41,6 +41,18 @@ def test_success_is_exit_code_0_with_the_flags_passed_on(start: Start, tmp_path:
     assert leftovers(tmp_path) == []
 
 
+def test_ranks_start_with_the_defaults_that_the_user_has_not_set(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The C library reads MALLOC_... before Python runs, so the rank cannot set it itself."""
+    names = ["MALLOC_TRIM_THRESHOLD_", "GOMP_SPINCOUNT"]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    out, _ = start(f"import os\nprint(*(os.environ[n] for n in {names}))").communicate(timeout=20)
+    assert out == f"{512 * 2**20} 7\n"
+
+
 def test_user_error_is_one_line_and_exit_code_2(start: Start) -> None:
     out, err = (child := start(guarded("raise DataError('d.jsonl line 3: x')"))).communicate(
         timeout=20
