@@ -12,6 +12,7 @@ from rollverify.algorithms.switching import AcceptanceWindow
 from rollverify.config.schema import Config
 from rollverify.errors import ConfigError
 from rollverify.inputs import ModelFolder
+from rollverify.objective_parts import make_credit, make_objective
 from rollverify.rank_state import RankState
 from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.prompt_queue import EncodedPrompt
@@ -25,6 +26,7 @@ install_cpu_backend()
 
 from torchtitan_ext.model_specs import ModelFolderError
 from torchtitan_ext.policy_trainer import PackedRow, PolicyTrainer
+from torchtitan_ext.reference_policy import ReferencePolicy
 from torchtitan_ext.trainer_config import CHECKPOINT_FOLDER, TrainerSettings, build_policy_trainer
 
 COLLECTIVE_TIMEOUT_S = 600.0
@@ -94,18 +96,20 @@ def make_engine(config: Config, model: ModelFolder) -> RolloutEngine:
 
 
 def make_policy_update(config: Config, policy: PolicyTrainer) -> PolicyUpdate:
-    """The optimizer step with the configured loss."""
-    correction = config.correction
+    """The optimizer steps with the configured loss; a reference only where a KL term needs it.
+
+    Collective: yes, over the world, where there is a reference.
+    """
     return PolicyUpdate(
         trainer=policy,
+        objective=make_objective(config),
+        credit=make_credit(config),
         micro_batch_tokens=config.training.micro_batch_tokens,
         temperature=config.rollout.temperature,
-        clip_low=config.loss.clip_low,
-        clip_high=config.loss.clip_high,
-        truncation_threshold=correction.threshold if correction.name == "truncated" else None,
         aggregation=config.loss.aggregation,
         constant_length=config.rollout.max_response_tokens,
-        advantage_std=config.advantage.std,
+        minibatches=config.training.minibatches,
+        reference=ReferencePolicy(policy) if config.kl.coefficient > 0.0 else None,
         data_group=policy.data_group,
     )
 

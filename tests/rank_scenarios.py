@@ -20,6 +20,8 @@ from torch import Tensor
 
 from rollverify.rollout.schema import Status, new_trajectory
 from rollverify.rollout.segments import append_segment, set_outcome
+from rollverify.training.credit import CreditRule
+from rollverify.training.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
 
 NUM_STEPS = 3
@@ -93,18 +95,16 @@ def uneven_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]:
     trainer = trainer_of(model, run, **changes)
     update = PolicyUpdate(
         trainer=trainer,
+        objective=Objective(),
+        credit=CreditRule(max_response_tokens=7),
         micro_batch_tokens=8,
         temperature=1.0,
-        clip_low=0.2,
-        clip_high=0.3,
-        truncation_threshold=2.0,
         aggregation="token_mean",
         constant_length=7,
-        advantage_std="unbiased",
         data_group=trainer.data_group,
     )
     mine = uneven_groups()[trainer.data_rank :: trainer.data_world_size]
-    metrics = update.train_step([one for group in mine for one in group])
+    metrics = update.train_step([one for group in mine for one in group], 0)
     result = {"parameters": full_parameters(trainer), "metrics": metrics}
     trainer.close()
     return result

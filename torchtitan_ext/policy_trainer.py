@@ -189,8 +189,12 @@ class PolicyTrainer(Trainer):
             total += loss.detach()
         return total
 
-    def optimizer_step(self) -> tuple[float, float]:
+    def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
         """Clip gradients, step optimizer and schedule, clear gradients.
+
+        Args:
+            is_last: whether this is the last step of its iteration; schedule and step count move on
+                with that one only.
 
         Returns:
             (gradient norm before clipping, learning rate used).
@@ -216,8 +220,10 @@ class PolicyTrainer(Trainer):
             )
         self.checkpointer.maybe_wait_for_staging()
         self.optimizers.step()
-        self.lr_schedulers.step()
         self.optimizers.zero_grad()
+        if not is_last:
+            return grad_norm, learning_rate
+        self.lr_schedulers.step()
         self.step += 1
         self.gc_handler.run(self.step)
         return grad_norm, learning_rate

@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 StdKind = Literal["unbiased", "population", "none"]
+Baseline = Literal["group_mean", "leave_one_out"]
 
 STD_EPS = 1e-6
 
 
-def group_advantages(rewards: Tensor, group_ids: Tensor, std: StdKind = "unbiased") -> Tensor:
+def group_advantages(
+    rewards: Tensor,
+    group_ids: Tensor,
+    std: StdKind = "unbiased",
+    baseline: Baseline = "group_mean",
+) -> Tensor:
     """Advantage of each trajectory within its group, (R - mean) / (std + 1e-6).
 
     A group whose rewards are all equal, and so every group of one, gives exactly 0: the test is
@@ -27,19 +33,26 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, std: StdKind = "unbiase
         group_ids: [B] integer; equal for the trajectories of one prompt.
         std: "unbiased" divides by the sample deviation (n - 1), "population" by the deviation
             over n, "none" only centres the rewards.
+        baseline: "group_mean" subtracts the mean of the whole group, "leave_one_out" that of the
+            others, which is n / (n - 1) times as far from the reward; it takes std "none".
 
     Returns:
         [B] float32, dimensionless ("none": in units of the reward).
 
     Raises:
-        ValueError: if shapes or dtypes do not fit, a reward is not finite, or std is unknown.
+        ValueError: if shapes or dtypes do not fit, a reward is not finite, std or baseline is
+            unknown, or leave_one_out is to be divided by a deviation.
 
     Source:
         DAPO Eq. 4 and 9 for the form; the papers leave n or n - 1 open, "unbiased" is our choice.
-        "none" is the Dr. GRPO advantage.
+        "none" is the Dr. GRPO advantage. leave_one_out: RLOO (arXiv 2402.14740).
     """
     if std not in ("unbiased", "population", "none"):
         raise ValueError(f"std must be 'unbiased', 'population' or 'none', got {std!r}")
+    if baseline not in ("group_mean", "leave_one_out"):
+        raise ValueError(f"baseline must be 'group_mean' or 'leave_one_out', got {baseline!r}")
+    if baseline == "leave_one_out" and std != "none":
+        raise ValueError(f"baseline 'leave_one_out' takes std 'none', got {std!r}")
     _check(rewards, group_ids)
     values_B = rewards.to(torch.float64)
     group_B, sizes_G = _group_index(group_ids)
@@ -47,7 +60,9 @@ def group_advantages(rewards: Tensor, group_ids: Tensor, std: StdKind = "unbiase
 
     mean_G = zeros_G.index_add(0, group_B, values_B) / sizes_G
     centred_B = values_B - mean_G[group_B]
-    if std == "none":
+    if baseline == "leave_one_out":
+        advantages_B = centred_B * (sizes_G / (sizes_G - 1).clamp(min=1))[group_B]
+    elif std == "none":
         advantages_B = centred_B
     else:
         divisor_G = (sizes_G - 1).clamp(min=1) if std == "unbiased" else sizes_G
@@ -80,6 +95,54 @@ def count_zero_signal_groups(rewards: Tensor, group_ids: Tensor) -> int:
     group_B, sizes_G = _group_index(group_ids)
     has_signal_G = _has_signal(rewards.to(torch.float64), group_B, len(sizes_G))
     return int((~has_signal_G).sum().item())
+
+
+def has_signal(rewards: Tensor) -> bool:
+    """Whether the responses to one prompt teach anything: not all rewards are equal.
+
+    What dynamic sampling keeps; with rewards 0 and 1 it is 0 < number of right answers < n.
+
+    Args:
+        rewards: [n] floating point; the whole group.
+
+    Returns:
+        False for equal rewards, and so for one response or none.
+
+    Source:
+        DAPO Section 3.2.
+    """
+    return len(rewards) > 1 and bool((rewards != rewards[0]).any())
+
+
+def overlong_penalty(
+    response_tokens: Tensor, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0
+) -> Tensor:
+    """Soft penalty for long responses: 0 up to max - buffer, then falling to -factor at max.
+
+    For example, max 20480, buffer 4096: 16384 gives 0, 17408 -0.25, 18432 -0.5, 20480 -1.
+
+    Args:
+        response_tokens: [B] integer; length of each response.
+        max_tokens: longest response allowed, tokens.
+        buffer_tokens: length over which the penalty grows, in (0, max_tokens].
+        factor: penalty at max_tokens and beyond, >= 0, in units of the reward.
+
+    Returns:
+        [B] float32, in [-factor, 0]; to be added to the rewards before they become advantages.
+
+    Raises:
+        ValueError: if a setting is out of range.
+
+    Source:
+        DAPO Eq. 13.
+    """
+    if not 0 < buffer_tokens <= max_tokens or not factor >= 0.0:
+        raise ValueError(
+            f"buffer_tokens must be in (0, {max_tokens}] and factor >= 0, "
+            f"got {buffer_tokens} and {factor}"
+        )
+    excess_B = (response_tokens - (max_tokens - buffer_tokens)).to(torch.float32) / buffer_tokens
+    return -factor * excess_B.clamp(0.0, 1.0)
 
 
 def _check(rewards: Tensor, group_ids: Tensor) -> None:

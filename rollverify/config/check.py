@@ -9,6 +9,8 @@ import math
 import re
 from typing import TYPE_CHECKING, cast
 
+from rollverify.config.loss_rules import check_loss_rules
+from rollverify.config.rule_error import RuleError
 from rollverify.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,15 +31,6 @@ RESERVED_ENGINE_OPTIONS = {
 """Engine arguments that RollVerify sets itself, each with what to do instead."""
 
 
-class RuleError(ConfigError):
-    """A rule over several settings is broken."""
-
-    def __init__(self, keys: tuple[str, ...], message: str) -> None:
-        """Keep the dotted keys involved, so that the loader can say where they were set."""
-        super().__init__(message)
-        self.keys = keys
-
-
 def check_rules(config: Config) -> None:
     """Check every rule over several settings.
 
@@ -51,6 +44,7 @@ def check_rules(config: Config) -> None:
     _check_filter(config)
     _check_engine_options(config)
     _check_schedule(config)
+    check_loss_rules(config)
     _check_prepared_task(config)
     _check_prepared_model(config)
 

@@ -1,6 +1,6 @@
 """The whole config: one frozen dataclass per TOML table, with every default of the project.
 
-Larger tables are in `method_tables`, `prepare_table`, `rollout_tables` and `training_tables`.
+Larger tables are in the other modules of this package named `*_table` and `*_tables`.
 Nothing here reads files.
 """
 
@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from rollverify.config.check import check_rules
+from rollverify.config.loss_tables import (
+    AdvantageConfig,
+    CorrectionConfig,
+    KlConfig,
+    LossConfig,
+)
 from rollverify.config.method_tables import (
     FilterConfig,
     MethodConfig,
@@ -18,13 +24,7 @@ from rollverify.config.method_tables import (
 from rollverify.config.prepare_table import PrepareConfig
 from rollverify.config.rollout_tables import EngineConfig, RolloutConfig, WeightSyncConfig
 from rollverify.config.setting import Range, Setting, Table, settings_of
-from rollverify.config.training_tables import (
-    AdvantageConfig,
-    CorrectionConfig,
-    LossConfig,
-    ParallelismConfig,
-    TrainingConfig,
-)
+from rollverify.config.training_tables import ParallelismConfig, TrainingConfig
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -134,7 +134,9 @@ class Config:
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     """Advantages of a group."""
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
-    """Importance weights."""
+    """Importance weights and masks."""
+    kl: KlConfig = field(default_factory=KlConfig)
+    """Distance to the start weights."""
     weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     """Transfer of weights and its parity probe."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -1,6 +1,6 @@
-"""Tables [training], [loss], [advantage], [correction] and [parallelism]: one optimizer step.
+"""Tables [training] and [parallelism]: the optimizer and how the ranks share its work.
 
-They hold no sampling setting; those are in `rollout_tables`.
+What is minimised is in `loss_tables`, sampling in `rollout_tables`.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,10 @@ class TrainingConfig(Table):
     """Shape of the learning rate after the warm-up."""
     max_grad_norm: Annotated[float, Range(gt=0)] = 1.0
     """Gradients are scaled down to this L2 norm."""
+    minibatches: Annotated[int, Range(ge=1)] = 1
+    """Optimizer steps per training step, each on as many whole prompts, in the order they were
+    drawn. With more than 1 the ratio moves, and a scoring pass over the batch is added. Schedule
+    and policy version advance once per training step."""
     micro_batch_tokens: Annotated[int, Range(ge=1)] = 8192
     """Most tokens packed into one row of a micro-batch."""
     logprob_chunk_mib: Annotated[int, Range(ge=1)] = 64
@@ -39,38 +43,6 @@ class TrainingConfig(Table):
     """Type of parameters and activations in forward and backward; reductions are float32."""
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     """Which activations are recomputed in backward instead of kept."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class LossConfig(Table):
-    """The policy loss."""
-
-    name: Literal["grpo"] = "grpo"
-    """Clipped surrogate on group-relative advantages."""
-    clip_low: Annotated[float, Range(gt=0, le=1)] = 0.2
-    """The ratio is clipped below 1 - clip_low."""
-    clip_high: Annotated[float, Range(gt=0)] = 0.3
-    """The ratio is clipped above 1 + clip_high."""
-    aggregation: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
-    """How token losses become one number; counts are global, over all ranks and micro-batches."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class AdvantageConfig(Table):
-    """How rewards of a group become advantages."""
-
-    std: Literal["unbiased", "population", "none"] = "unbiased"
-    """Standard deviation the centred rewards are divided by."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class CorrectionConfig(Table):
-    """Importance weights between the engine that sampled and the trainer."""
-
-    name: Literal["none", "truncated"] = "truncated"
-    """Truncated importance sampling, or no weights."""
-    threshold: Annotated[float, Range(gt=0)] = 2.0
-    """Weights are cut at this value."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

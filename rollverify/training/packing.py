@@ -49,6 +49,9 @@ class TrajectoryRow(PackedRow):
     anchor_logprobs: Tensor
     """float32 nats; NaN where the target is a prompt token or has no anchor yet."""
 
+    policy_version: Tensor
+    """int32; version that sampled the target, -1 where it is a prompt token."""
+
     advantages: Tensor
     """float32; the trajectory's advantage on all its tokens."""
 
@@ -111,10 +114,13 @@ def pack_trajectories(
     behavior[packed.is_response] = flat(members, "behavior_logprobs")
     anchor = torch.full((size,), float("nan"))
     anchor[packed.is_response] = flat(members, "anchor_logprobs")
+    version = torch.full((size,), -1, dtype=torch.int32)
+    version[packed.is_response] = flat(members, "policy_version")
     columns = packed.columns() | {
         "loss_mask": loss_mask,
         "behavior_logprobs": behavior,
         "anchor_logprobs": anchor,
+        "policy_version": version,
         "advantages": advantages[packed.sequence_ids],
     }
     return [TrajectoryRow(**row) for row in _split(columns, packed.row_sizes)]
@@ -227,6 +233,7 @@ def filler_row() -> TrajectoryRow:
         loss_mask=torch.zeros(1, dtype=torch.bool),
         behavior_logprobs=torch.zeros(1),
         anchor_logprobs=torch.full((1,), float("nan")),
+        policy_version=torch.full((1,), -1, dtype=torch.int32),
         advantages=torch.zeros(1),
         sequence_ids=zero - 1,
     )

@@ -1,12 +1,13 @@
-"""One optimizer step of GRPO on the finished trajectories of an iteration.
+"""The optimizer steps of an iteration on its finished trajectories.
 
 Groups arrive whole on one rank, so advantages need no communication; loss denominators are global.
-With one optimizer step per batch the loss's anchor is the policy's own, taken inside the step; the
-trajectories' `anchor_logprobs` only tell staleness and engine mismatch apart in the metrics.
+With one optimizer step per iteration the anchor is the policy's own, taken inside the step; with
+several, all trajectories are scored before the first. The policy version rises by one either way.
 Knows nothing of rollouts or weight transfer.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -14,26 +15,37 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.algorithms.advantages import StdKind, group_advantages
 from rollverify.algorithms.aggregation import (
     AggregationMode,
     Normalizer,
     count_batch,
     reduce_counts,
 )
-from rollverify.algorithms.policy_loss import engine_mismatch, grpo_token_loss
-from rollverify.metrics.reduction import reduce_metrics
+from rollverify.algorithms.losses import REPORTS_GATE
+from rollverify.algorithms.losses.weighted import second_moment_limit
+from rollverify.metrics.reduction import gather_values
 from rollverify.rollout.schema import stacked
+from rollverify.training.credit import CreditRule
+from rollverify.training.objective import Objective, RowGiven
 from rollverify.training.packing import (
     TrajectoryRow,
     equalize_rows,
     pack_trajectories,
     response_values,
 )
+from rollverify.training.step_metrics import StepSums
 from rollverify.training.trained_metrics import trained_metrics
 
 
-class Trainer(Protocol):
+class Scorer(Protocol):
+    """Whoever gives log-probs of packed rows: the trainer, or a reference model."""
+
+    def score(self, rows: Sequence[TrajectoryRow], *, temperature: float) -> list[Tensor]:
+        """Log-probs of each row's targets, [T] float32 nats; collective."""
+        ...
+
+
+class Trainer(Scorer, Protocol):
     """What an optimizer step needs of the policy trainer."""
 
     device: torch.device
@@ -48,63 +60,79 @@ class Trainer(Protocol):
         """Accumulate gradients; returns the summed loss."""
         ...
 
-    def optimizer_step(self) -> tuple[float, float]:
-        """Returns (gradient norm, learning rate)."""
+    def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
+        """Returns (gradient norm, learning rate); the schedule moves on with the last only."""
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Minibatch:
+    """What one optimizer step is taken on, on this rank."""
+
+    members: list[TensorDict]
+    rows: list[TrajectoryRow]
+    normalizer: Normalizer
+    given: list[RowGiven]
+    """One per row."""
+
+
 class PolicyUpdate:
-    """Turns finished trajectories into one optimizer step and its metrics."""
+    """Turns finished trajectories into optimizer steps and their metrics."""
 
     def __init__(
         self,
         *,
         trainer: Trainer,
+        objective: Objective,
+        credit: CreditRule,
         micro_batch_tokens: int,
         temperature: float,
-        clip_low: float,
-        clip_high: float,
-        truncation_threshold: float | None,
         aggregation: AggregationMode,
         constant_length: int,
-        advantage_std: StdKind,
+        minibatches: int = 1,
+        reference: Scorer | None = None,
         data_group: dist.ProcessGroup | None,
     ) -> None:
         """Set up; nothing is computed yet.
 
         Args:
             trainer: owns the sharded policy.
+            objective: the loss with its corrections.
+            credit: turns rewards into advantages.
             micro_batch_tokens: tokens of one packed row.
             temperature: of sampling; log-probs are taken under it.
-            clip_low: lower clip distance.
-            clip_high: upper clip distance.
-            truncation_threshold: largest importance weight; None turns the correction off.
             aggregation: how token losses become one number.
             constant_length: divisor of "constant_length", tokens.
-            advantage_std: divisor of the advantages.
+            minibatches: optimizer steps per iteration; each takes as many whole groups, by id.
+            reference: scores for the KL term; None where there is none.
             data_group: ranks that hold different trajectories; None where there is one.
+
+        Raises:
+            ValueError: if there is a KL term and no reference.
         """
+        if objective.kl_coefficient > 0.0 and reference is None:
+            raise ValueError("an objective with a KL term needs a reference")
         self._trainer = trainer
+        self._objective = objective
+        self._credit = credit
         self._micro_batch_tokens = micro_batch_tokens
         self._temperature = temperature
-        self._clip_low = clip_low
-        self._clip_high = clip_high
-        self._truncation_threshold = truncation_threshold
         self._aggregation: AggregationMode = aggregation
         self._constant_length = constant_length
-        self._advantage_std: StdKind = advantage_std
+        self._num_minibatches = minibatches
+        self._reference = reference if objective.kl_coefficient > 0.0 else None
         self._data_group = data_group
 
     def train_step(self, finished: list[TensorDict], policy_version: int) -> dict[str, float]:
-        """Take one optimizer step.
+        """Take the optimizer steps of one iteration.
 
         Args:
             finished: this rank's trajectories, groups whole.
-            policy_version: version before the step, at least that of every token.
+            policy_version: version before the first step, at least that of every token.
 
         Returns:
             Metrics of `train/`, `mismatch/`, `correction/`, `ops/trained_*` and `staleness/`, the
-            same on every rank.
+            same on every rank; of several steps the mean, but the last learning rate.
 
         Raises:
             ValueError: if a log-prob of a trained token is not finite.
@@ -113,35 +141,65 @@ class PolicyUpdate:
         Source:
             RollVerify Section 4.1; collective: yes, over the world.
         """
-        rows, normalizer = self._prepare(finished)
-        sums, maxima = _empty_sums(), {"mismatch_abs_max": 0.0}
-        policy_logprobs: dict[int, Tensor] = {}
-
-        def token_loss(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
-            policy_logprobs[index] = logprobs.detach()
-            return self._row_loss(rows[index], normalizer, logprobs, entropy, sums, maxima)
-
-        loss = self._trainer.forward_backward(rows, token_loss, temperature=self._temperature)
-        grad_norm, learning_rate = self._trainer.optimizer_step()
-        sums["loss"] = loss.item()
-        sums, maxima = self._reduce(sums, maxima)
-        metrics = _metrics(sums, maxima, max(1, normalizer.counts.num_tokens))
-        metrics["train/grad_norm"] = grad_norm
+        minibatches = self._with_scores(self._prepare(finished, policy_version))
+        sums = StepSums(
+            has_gate=self._objective.loss_name in REPORTS_GATE,
+            has_reference=self._reference is not None,
+        )
+        before: list[Tensor] = []
+        grad_norms: list[float] = []
+        learning_rate = 0.0
+        for number, one in enumerate(minibatches):
+            limited = self._with_limit(one, is_first=number == 0)
+            before.append(self._forward_backward(limited, sums))
+            if number + 1 == len(minibatches):
+                grad_norm, learning_rate = self._trainer.optimizer_step()
+            else:
+                grad_norm, learning_rate = self._trainer.optimizer_step(is_last=False)
+            grad_norms.append(grad_norm)
+        num_tokens = sum(one.normalizer.counts.num_tokens for one in minibatches)
+        metrics = sums.metrics(
+            num_tokens=num_tokens, num_steps=len(minibatches), data_group=self._data_group
+        )
+        metrics["train/grad_norm"] = sum(grad_norms) / len(grad_norms)
         metrics["train/lr"] = learning_rate
-        metrics["train/num_tokens"] = normalizer.counts.num_tokens
-        metrics["train/num_micro_batches"] = len(rows)
-        values = [policy_logprobs[index] for index in range(len(rows))]
-        own = response_values(rows, values, finished).float().cpu()
-        return metrics | trained_metrics(finished, own, policy_version, self._data_group)
+        metrics["train/num_tokens"] = num_tokens
+        metrics["train/num_micro_batches"] = sum(len(one.rows) for one in minibatches)
+        trained = [member for one in minibatches for member in one.members]
+        own = torch.cat(before)
+        return metrics | trained_metrics(trained, own, policy_version, self._data_group)
 
-    def _prepare(self, finished: list[TensorDict]) -> tuple[list[TrajectoryRow], Normalizer]:
-        advantages = torch.zeros(0)
-        if finished:
-            advantages = group_advantages(
-                stacked(finished, "reward"), stacked(finished, "group_id"), self._advantage_std
-            )
-        rows = pack_trajectories(finished, advantages, self._micro_batch_tokens)
-        loss_tokens = torch.tensor([int(t["loss_mask"].sum()) for t in finished], dtype=torch.int64)
+    def _prepare(self, finished: list[TensorDict], policy_version: int) -> list[_Minibatch]:
+        advantages = self._credit.advantages(finished)
+        trained = self._credit.trained(finished)
+        parts = self._assign(finished)
+        return [
+            self._minibatch([trained[i] for i in part], advantages[part], policy_version)
+            for part in parts
+        ]
+
+    def _assign(self, finished: list[TensorDict]) -> list[list[int]]:
+        """Places of each minibatch's trajectories: by group id, as many groups each.
+
+        Groups are counted over all ranks, so the number of ranks does not change a minibatch.
+        """
+        if self._num_minibatches == 1:
+            return [list(range(len(finished)))]
+        group_ids = stacked(finished, "group_id")
+        every = group_ids
+        if self._data_group is not None:
+            every = gather_values([group_ids], self._data_group)[0]
+        order = every.unique(sorted=True)
+        number = torch.searchsorted(order, group_ids) * self._num_minibatches // max(1, len(order))
+        return [
+            (number == part).nonzero().squeeze(1).tolist() for part in range(self._num_minibatches)
+        ]
+
+    def _minibatch(
+        self, members: list[TensorDict], advantages: Tensor, policy_version: int
+    ) -> _Minibatch:
+        rows = pack_trajectories(members, advantages, self._micro_batch_tokens)
+        loss_tokens = torch.tensor([int(t["loss_mask"].sum()) for t in members], dtype=torch.int64)
         counts = count_batch(loss_tokens)
         if self._data_group is not None:
             device = self._trainer.device.type
@@ -150,69 +208,67 @@ class PolicyUpdate:
         normalizer = Normalizer(
             mode=self._aggregation, counts=counts, constant_length=self._constant_length
         )
-        return rows, normalizer
-
-    def _row_loss(
-        self,
-        row: TrajectoryRow,
-        normalizer: Normalizer,
-        logprobs: Tensor,
-        entropy: Tensor,
-        sums: dict[str, float],
-        maxima: dict[str, float],
-    ) -> Tensor:
-        """Scalar loss of one row; adds the row's diagnostics to the sums."""
-        device = logprobs.device
-        mask, behavior = row.loss_mask.to(device), row.behavior_logprobs.to(device)
-        token_loss, diagnostics = grpo_token_loss(
-            logprobs,
-            logprobs.detach(),
-            behavior,
-            row.advantages.to(device),
-            mask,
-            clip_low=self._clip_low,
-            clip_high=self._clip_high,
-            truncation_threshold=self._truncation_threshold,
+        given = RowGiven(num_sequences=max(1, len(members)), policy_version=policy_version)
+        return _Minibatch(
+            members=members, rows=rows, normalizer=normalizer, given=[given] * len(rows)
         )
-        anchor = row.anchor_logprobs.to(device)
-        own = torch.where(anchor.isnan(), logprobs.detach(), anchor)
-        diagnostics |= engine_mismatch(own, behavior, mask)
-        for name, values in diagnostics.items():
-            sums[name] += values.sum().item()
-        sums["entropy"] += entropy.detach()[mask].sum().item()
-        if row.loss_mask.any():
-            largest = diagnostics["mismatch_abs"].max().item()
-            maxima["mismatch_abs_max"] = max(maxima["mismatch_abs_max"], largest)
-        weights = normalizer.token_weights(mask, row.sequence_ids.to(device))
-        return (token_loss * weights).sum()
 
-    def _reduce(
-        self, sums: dict[str, float], maxima: dict[str, float]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        if self._data_group is None:
-            return sums, maxima
-        return reduce_metrics(sums, maxima, self._data_group)
+    def _with_scores(self, minibatches: list[_Minibatch]) -> list[_Minibatch]:
+        """Score what has to be known before the first step; nothing for the plain case."""
+        if len(minibatches) > 1 or self._objective.needs_limit:
+            minibatches = [
+                _given(one, anchor_logprobs=self._score(one.rows)) for one in minibatches
+            ]
+        if self._reference is not None:
+            rows = [row for one in minibatches for row in one.rows]
+            scores = iter(self._reference.score(rows, temperature=self._temperature))
+            minibatches = [
+                _given(one, reference_logprobs=[next(scores) for _ in one.rows])
+                for one in minibatches
+            ]
+        return minibatches
+
+    def _score(self, rows: Sequence[TrajectoryRow]) -> list[Tensor]:
+        return self._trainer.score(rows, temperature=self._temperature)
+
+    def _with_limit(self, one: _Minibatch, *, is_first: bool) -> _Minibatch:
+        """The limit of the whole minibatch, from the policy about to be updated."""
+        if not self._objective.needs_limit:
+            return one
+        own = [given.anchor_logprobs for given in one.given] if is_first else self._score(one.rows)
+        squares = [
+            self._objective.squares(row, logprobs, given)
+            for row, logprobs, given in zip(one.rows, own, one.given, strict=True)
+            if logprobs is not None
+        ]
+        joined = torch.cat([torch.zeros(0), *squares])
+        if self._data_group is not None:
+            joined = gather_values([joined], self._data_group)[0]
+        limit = second_moment_limit(joined, self._objective.second_moment_threshold)
+        return _given(one, limit=[limit] * len(one.rows))
+
+    def _forward_backward(self, one: _Minibatch, sums: StepSums) -> Tensor:
+        """Gradients of one step; returns the members' log-probs before the iteration, [N]."""
+        before = [given.anchor_logprobs for given in one.given]
+
+        def token_loss(index: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
+            row, given = one.rows[index], one.given[index]
+            if given.anchor_logprobs is None:
+                before[index] = logprobs.detach()
+            result = self._objective.row_loss(row, logprobs, entropy, one.normalizer, given)
+            sums.add_row(result)
+            return result.loss
+
+        loss = self._trainer.forward_backward(one.rows, token_loss, temperature=self._temperature)
+        sums.add_loss(loss.item())
+        values = [value for value in before if value is not None]
+        return response_values(one.rows, values, one.members).float().cpu()
 
 
-_METRIC_OF_SUM = {
-    "ratio": "train/ratio_mean",
-    "kl": "train/kl_estimate",
-    "is_clipped_low": "train/clip_low_frac",
-    "is_clipped_high": "train/clip_high_frac",
-    "correction_weight": "correction/weight_mean",
-    "is_truncated": "correction/truncated_frac",
-    "mismatch_abs": "mismatch/logprob_abs_mean",
-    "mismatch_k3": "mismatch/k3_nats",
-    "entropy": "train/entropy_nats",
-}
-
-
-def _empty_sums() -> dict[str, float]:
-    return dict.fromkeys([*_METRIC_OF_SUM, "loss"], 0.0)
-
-
-def _metrics(sums: dict[str, float], maxima: dict[str, float], num_tokens: int) -> dict[str, float]:
-    metrics = {key: sums[name] / num_tokens for name, key in _METRIC_OF_SUM.items()}
-    metrics["train/loss"] = sums["loss"]
-    metrics["mismatch/logprob_abs_max"] = maxima["mismatch_abs_max"]
-    return metrics
+def _given(one: _Minibatch, **values: Sequence[Tensor | float]) -> _Minibatch:
+    """The minibatch with one more value per row."""
+    given = [
+        replace(given, **{name: value[i] for name, value in values.items()})
+        for i, given in enumerate(one.given)
+    ]
+    return replace(one, given=given)

@@ -28,7 +28,8 @@ def trained_metrics(
     The OPS compares the policy before the step with the policy that sampled the token: with its
     anchor where it has one; without one, 0 for a token of this very version and with the engine's
     log-prob for an older one. The mismatch compares engine and trainer under one version: behavior
-    with the anchor, or with the policy itself where there is none.
+    with the anchor, or with the policy itself for a token of this version. An older token without
+    an anchor has no mismatch that could be told apart from staleness, and is left out.
 
     Args:
         finished: this rank's trajectories.
@@ -50,11 +51,15 @@ def trained_metrics(
     ages = policy_version - versions
     layout = response_layout(finished, flat(finished, "loss_mask"))
     own = torch.where(anchor.isnan(), policy_logprobs, anchor)
-    reference = torch.where(anchor.isnan() & (ages > 0), behavior, own)
+    is_unknown = anchor.isnan() & (ages > 0)
+    reference = torch.where(is_unknown, behavior, own)
     ops = token_ops(policy_logprobs, reference, layout)
     metrics = ops_metrics("trained", ops, layout, ages, data_group)
+    token_ages, is_known = layout.response_values(ages), ~layout.response_values(is_unknown)
     mismatch = layout.response_values((own - behavior).abs())
-    by_age = sums_by_age(mismatch, layout.response_values(ages))
+    by_age = sums_by_age(mismatch[is_known], token_ages[is_known])
+    ages_only = sums_by_age(torch.ones(len(token_ages)), token_ages)
+    by_age |= {f"tokens_{age}": ages_only[f"num_{age}"] for age in AGES}
     staleness = trajectory_staleness(versions, layout, policy_version)[layout.nonempty_trajectories]
     return metrics | _staleness_metrics(by_age, staleness, layout, data_group)
 
@@ -75,7 +80,7 @@ def _staleness_metrics(
         sums, maxima = reduce_metrics(sums, maxima, data_group)
     metrics = {f"mismatch/age_{age}": mean for age, mean in means_by_age(sums).items()}
     for age in AGES:
-        metrics[f"staleness/trained_tokens_age_{age}_frac"] = sums[f"num_{age}"] / max(
+        metrics[f"staleness/trained_tokens_age_{age}_frac"] = sums[f"tokens_{age}"] / max(
             1.0, sums["tokens"]
         )
     metrics["staleness/trained_mean"] = sums["staleness"] / max(1.0, sums["trajectories"])

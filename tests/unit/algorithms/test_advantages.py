@@ -2,8 +2,16 @@
 
 import pytest
 import torch
+from unit.algorithms.correction_reference import has_signal as reference_has_signal
+from unit.algorithms.correction_reference import leave_one_out
+from unit.algorithms.loss_examples import OVERLONG_EXAMPLES
 
-from rollverify.algorithms.advantages import count_zero_signal_groups, group_advantages
+from rollverify.algorithms.advantages import (
+    count_zero_signal_groups,
+    group_advantages,
+    has_signal,
+    overlong_penalty,
+)
 
 
 def one_group(*rewards: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,3 +122,65 @@ def test_nothing_gives_nothing():
 def test_bad_input_is_refused(rewards, group_ids, std, message):
     with pytest.raises(ValueError, match=message):
         group_advantages(rewards, group_ids, std=std)
+
+
+def test_leave_one_out_compares_with_the_mean_of_the_others():
+    # 1 - 0 = 1 for the right one, 0 - 1/3 for each of the others: 4/3 of the centred rewards.
+    advantages = group_advantages(
+        *one_group(1.0, 0.0, 0.0, 0.0), std="none", baseline="leave_one_out"
+    )
+    assert advantages.tolist() == pytest.approx([1.0] + [-1 / 3] * 3, abs=1e-6)
+
+
+def test_leave_one_out_of_groups_of_other_sizes():
+    # Group 0: 2 and 0 -> +-2. Group 1: one alone -> 0. Group 2: equal -> 0.
+    rewards = torch.tensor([2.0, 0.0, 5.0, 3.0, 3.0])
+    groups = torch.tensor([0, 0, 1, 2, 2])
+    advantages = group_advantages(rewards, groups, std="none", baseline="leave_one_out")
+    assert advantages.tolist() == [2.0, -2.0, 0.0, 0.0, 0.0]
+
+
+def test_leave_one_out_is_that_of_the_transcription():
+    rewards = [0.3, 1.0, -0.5, 2.0, 0.0]
+    found = group_advantages(*one_group(*rewards), std="none", baseline="leave_one_out")
+    assert found.tolist() == pytest.approx(leave_one_out(rewards), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"baseline": "value"}, "'group_mean' or 'leave_one_out', got 'value'"),
+        ({"baseline": "leave_one_out", "std": "unbiased"}, "takes std 'none', got 'unbiased'"),
+    ],
+)
+def test_bad_baselines_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        group_advantages(*one_group(1.0, 0.0), **settings)
+
+
+@pytest.mark.parametrize("num_right", range(5))
+def test_a_group_has_signal_unless_all_or_none_are_right(num_right):
+    rewards = torch.tensor([1.0] * num_right + [0.0] * (4 - num_right))
+    assert has_signal(rewards) == reference_has_signal(num_right, 4) == (num_right not in (0, 4))
+
+
+def test_one_response_or_none_has_no_signal():
+    assert not has_signal(torch.tensor([1.0])) and not has_signal(torch.zeros(0))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty"), [*OVERLONG_EXAMPLES, (0, 0.0), (16385, -1 / 4096), (30000, -1.0)]
+)
+def test_the_penalty_grows_over_the_last_tokens(tokens, penalty):
+    found = overlong_penalty(torch.tensor([tokens]), max_tokens=20480, buffer_tokens=4096)
+    assert found.tolist() == pytest.approx([penalty], abs=1e-7)
+    doubled = overlong_penalty(
+        torch.tensor([tokens]), max_tokens=20480, buffer_tokens=4096, factor=2.0
+    )
+    assert doubled.tolist() == pytest.approx([2 * penalty], abs=1e-7)
+
+
+@pytest.mark.parametrize("settings", [{"buffer_tokens": 0}, {"buffer_tokens": 11}, {"factor": -1}])
+def test_bad_penalties_are_refused(settings):
+    with pytest.raises(ValueError, match=r"buffer_tokens must be in \(0, 10\] and factor >= 0"):
+        overlong_penalty(torch.tensor([1]), **({"max_tokens": 10, "buffer_tokens": 4} | settings))

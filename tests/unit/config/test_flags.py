@@ -31,7 +31,7 @@ BAD_LINES = [
     ("--filter.max-ops inf", "filter.max_ops must be finite and > 0, got inf"),
     ("--verification.window 8", "unknown flag; did you mean --switching.window?"),
     ("--training.steps -1", "--training.steps: training.steps must be >= 1, got -1"),
-    ("--loss.name gspo", "'loss.name' must be one of ['grpo'], got 'gspo'"),
+    ("--loss.name ppo", "'loss.name' must be one of ['grpo', 'dr_grpo', 'gspo', "),
     ("--data.shuffle maybe", "'data.shuffle' must be bool, got 'maybe'; write --data.shuffle, "),
     ("--data.no-shuffle true", "--data.no-shuffle: 'data.shuffle' must be bool, got 'true'"),
     ("--engine.options 3", "--engine.options: 'engine.options' must be a table such as"),

@@ -43,10 +43,10 @@ def main() -> None:
     run.save_rank = fail
     failed_save = raised_by(lambda: run.checkpoint.save(2))
     other = FakeRun(FOLDER / "checkpoints", rank=RANK)
-    step = other.checkpoint.load_latest()
+    step = other.checkpoint.load_latest(100)
     own = other.own
     other.load_rank = refuse
-    failed_load = raised_by(other.checkpoint.load_latest)
+    failed_load = raised_by(lambda: other.checkpoint.load_latest(100))
     result = {"save": failed_save, "load": failed_load, "step": step, "own": own}
     (FOLDER / f"rank_{RANK}.json").write_text(json.dumps(result))
 

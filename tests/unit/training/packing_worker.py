@@ -14,6 +14,8 @@ import torch.distributed as dist
 from fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
 
+from rollverify.training.credit import CreditRule
+from rollverify.training.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
 
 MAX_TOKENS = 8
@@ -35,10 +37,10 @@ SHARES = (
 class SummingTrainer(FakeTrainer):
     """Adds the gradients of all ranks."""
 
-    def optimizer_step(self) -> tuple[float, float]:
+    def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
         if dist.is_initialized():
             dist.all_reduce(self.logits.grad)
-        return super().optimizer_step()
+        return super().optimizer_step(is_last=is_last)
 
 
 def one_step(finished: list[TensorDict], group: dist.ProcessGroup | None) -> dict[str, Any]:
@@ -46,14 +48,12 @@ def one_step(finished: list[TensorDict], group: dist.ProcessGroup | None) -> dic
     trainer = SummingTrainer()
     update = PolicyUpdate(
         trainer=trainer,
+        objective=Objective(),
+        credit=CreditRule(max_response_tokens=16),
         micro_batch_tokens=MAX_TOKENS,
         temperature=1.0,
-        clip_low=0.2,
-        clip_high=0.3,
-        truncation_threshold=2.0,
         aggregation="token_mean",
         constant_length=16,
-        advantage_std="unbiased",
         data_group=group,
     )
     metrics = update.train_step(finished, 0)

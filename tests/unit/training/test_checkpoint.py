@@ -43,7 +43,7 @@ def test_a_resumed_run_gets_weights_and_loop_values_back(folder):
     first.checkpoint.save(3)
     second = FakeRun(folder)
     second.loop = {"drawn": 0, "list": [7]}
-    assert second.checkpoint.load_latest() == 3
+    assert second.checkpoint.load_latest(100) == 3
     assert second.loop == {"drawn": 96, "list": [1, 2, 3]}
     assert torch.equal(second.model.weight, first.model.weight)
     assert torch.equal(second.model.bias, first.model.bias)
@@ -56,7 +56,7 @@ def test_the_newest_complete_checkpoint_is_loaded(folder):
         run.checkpoint.save(step)
     half_written(folder, 11)
     other = FakeRun(folder)
-    assert other.checkpoint.load_latest() == 10
+    assert other.checkpoint.load_latest(100) == 10
     assert other.loop["drawn"] == 10
 
 
@@ -82,7 +82,7 @@ def test_a_half_written_folder_of_the_same_step_is_replaced(folder):
     run = FakeRun(folder)
     run.checkpoint.save(4)
     assert not left.exists()
-    assert FakeRun(folder).checkpoint.load_latest() == 4
+    assert FakeRun(folder).checkpoint.load_latest(100) == 4
 
 
 def test_other_files_in_the_folder_are_left_alone(folder):
@@ -103,7 +103,13 @@ def test_only_rank_0_deletes(folder):
 def test_no_checkpoint_is_an_error_that_says_what_to_do(folder):
     half_written(folder, 1)
     with pytest.raises(CheckpointError, match="no complete checkpoint; start a new run"):
-        FakeRun(folder).checkpoint.load_latest()
+        FakeRun(folder).checkpoint.load_latest(100)
+
+
+def test_a_run_that_ends_before_the_checkpoint_is_refused(folder):
+    FakeRun(folder).checkpoint.save(4)
+    with pytest.raises(CheckpointError, match=r"step-4 lies beyond training.steps = 3; .* least 4"):
+        FakeRun(folder).checkpoint.load_latest(3)
 
 
 def test_a_model_of_other_shapes_is_refused_before_anything_is_overwritten(folder):
@@ -111,7 +117,7 @@ def test_a_model_of_other_shapes_is_refused_before_anything_is_overwritten(folde
     other = FakeRun(folder, width=4)
     before = other.model.weight.clone()
     with pytest.raises(CheckpointError, match=r"weight is \(2, 3\) there and \(2, 4\) in this run"):
-        other.checkpoint.load_latest()
+        other.checkpoint.load_latest(100)
     assert torch.equal(other.model.weight, before)
     assert other.loop["drawn"] == 0
 
@@ -121,7 +127,7 @@ def test_a_parameter_that_the_checkpoint_lacks_is_named(folder):
     other = FakeRun(folder)
     other.model.register_parameter("extra", torch.nn.Parameter(torch.zeros(5)))
     with pytest.raises(CheckpointError, match=r"extra is missing there and \(5,\) in this run"):
-        other.checkpoint.load_latest()
+        other.checkpoint.load_latest(100)
 
 
 def test_another_schema_is_refused(folder, monkeypatch):
@@ -132,7 +138,7 @@ def test_another_schema_is_refused(folder, monkeypatch):
     other = FakeRun(folder)
     other.own = {"mine": 1}
     with pytest.raises(CheckpointError, match="has schema 1, this version reads 2; resume with"):
-        other.checkpoint.load_latest()
+        other.checkpoint.load_latest(100)
     assert (other.loop, other.own) == ({"drawn": 0, "list": []}, {"mine": 1})
 
 
@@ -141,7 +147,7 @@ def test_damaged_metadata_is_refused_in_one_line(folder):
     run.checkpoint.save(1)
     (folder / "step-1" / COMPLETE_FILE).write_bytes(b"\x80\x04 not a pickle")
     with pytest.raises(CheckpointError, match=r"step-1/\.metadata is damaged") as caught:
-        run.checkpoint.load_latest()
+        run.checkpoint.load_latest(100)
     assert "\n" not in str(caught.value)
 
 
@@ -155,7 +161,7 @@ def test_damaged_data_is_refused_in_one_line(folder, damage):
     else:
         data.unlink()
     with pytest.raises(CheckpointError, match=r"step-1 cannot be read \(.*\); delete it") as caught:
-        run.checkpoint.load_latest()
+        run.checkpoint.load_latest(100)
     assert "\n" not in str(caught.value)
 
 

@@ -25,7 +25,7 @@ def test_a_resumed_run_gets_its_own_part_back(folder):
     first.own = {"unfinished": [4, 7]}
     first.checkpoint.save(3)
     second = FakeRun(folder)
-    assert second.checkpoint.load_latest() == 3
+    assert second.checkpoint.load_latest(100) == 3
     assert second.own == {"unfinished": [4, 7]}
 
 
@@ -47,7 +47,7 @@ def test_the_own_part_is_loaded_after_everything_else(folder):
     second.load_rank = lambda path: seen.append(
         (path.name, second.loop["drawn"], torch.equal(second.model.weight, first.model.weight))
     )
-    second.checkpoint.load_latest()
+    second.checkpoint.load_latest(100)
     assert seen == [("step-1", 96, True)]
 
 
@@ -65,7 +65,7 @@ def test_a_kill_between_the_own_part_and_the_rest_resumes_from_the_step_before(f
         run.checkpoint.save(2)
     assert (folder / "step-2" / "rank-0.json").exists()
     second = FakeRun(folder)
-    assert second.checkpoint.load_latest() == 1
+    assert second.checkpoint.load_latest(100) == 1
     assert second.own == {"step": 1}
 
 
@@ -89,6 +89,25 @@ def test_a_complete_checkpoint_of_the_same_step_is_left_as_it_is(folder):
     second.own = {"of": "one rank"}
     second.checkpoint.save(1)
     assert {file: file.read_bytes() for file in (folder / "step-1").iterdir()} == before
+
+
+def test_what_is_in_flight_replaces_the_own_part_of_a_complete_checkpoint(folder):
+    """A rollout engine gave up after step 3, which was saved already."""
+    run = FakeRun(folder)
+    run.own = {"tokens": 5}
+    run.checkpoint.save(3)
+    run.own = {"tokens": 9}
+    run.checkpoint.save_in_flight(3)
+    resumed = FakeRun(folder)
+    assert resumed.checkpoint.load_latest(100) == 3 and resumed.own == {"tokens": 9}
+
+
+def test_what_is_in_flight_is_saved_with_a_step_that_was_not(folder):
+    run = FakeRun(folder)
+    run.own = {"tokens": 9}
+    run.checkpoint.save_in_flight(4)
+    resumed = FakeRun(folder)
+    assert resumed.checkpoint.load_latest(100) == 4 and resumed.own == {"tokens": 9}
 
 
 def test_a_full_disk_under_the_own_part_is_a_user_error(folder):

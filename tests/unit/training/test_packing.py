@@ -96,7 +96,7 @@ def test_bad_input_is_refused():
 def test_a_filler_has_no_loss_and_belongs_to_no_trajectory():
     filler = filler_row()
     names = [field.name for field in fields(TrajectoryRow)]
-    assert [len(getattr(filler, name)) for name in names] == [1] * 8
+    assert [len(getattr(filler, name)) for name in names] == [1] * 9
     assert not filler.loss_mask.any()
     assert filler.sequence_ids.tolist() == [-1]
     (row,) = pack_trajectories([trajectory([1], [2])], torch.zeros(1), 8)

@@ -8,17 +8,17 @@ from fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
 
 from rollverify.metrics.names import is_declared
+from rollverify.training.credit import CreditRule
+from rollverify.training.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
 
 SETTINGS = {
     "micro_batch_tokens": 64,
     "temperature": 1.0,
-    "clip_low": 0.2,
-    "clip_high": 0.3,
-    "truncation_threshold": 2.0,
+    "objective": Objective(),
+    "credit": CreditRule(std="none", max_response_tokens=4),
     "aggregation": "token_mean",
     "constant_length": 4,
-    "advantage_std": "none",
     "data_group": None,
 }
 UNIFORM = -log(4)
@@ -111,11 +111,13 @@ def test_metrics_by_hand():
     assert all(is_declared(key) for key in metrics)
 
 
-def test_without_correction_every_weight_is_one():
-    _, metrics = step(hand_case(), uniform_trainer(), truncation_threshold=None)
+def test_without_correction_the_weights_are_measured_but_not_applied():
+    _, metrics = step(hand_case(), uniform_trainer(), objective=Objective(correction_name="none"))
     assert metrics["train/loss"] == pytest.approx((-0.5 - 0.5 + 0.5) / 3, abs=1e-6)
-    assert metrics["correction/weight_mean"] == 1.0
-    assert metrics["correction/truncated_frac"] == 0.0
+    assert metrics["correction/weight_mean"] == pytest.approx((1.5 + 2.0 + 0.5) / 3, abs=1e-6)
+    assert metrics["correction/truncated_frac"] == pytest.approx(1 / 3)
+    # Weights 1.5, 2, 0.5: (4)^2 / (3 * (2.25 + 4 + 0.25)).
+    assert metrics["correction/effective_sample_frac"] == pytest.approx(16 / 19.5, abs=1e-6)
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant_length"])
@@ -147,7 +149,8 @@ def test_groups_without_signal_give_no_gradient(std):
     batch = [trajectory([0], [1, 2], reward=1.0, group=0) for _ in range(3)]
     batch += [trajectory([0], [2, 3], reward=0.0, group=1) for _ in range(3)]
     batch += [trajectory([0], [4], reward=0.7, group=2)]
-    trainer, metrics = step(batch, advantage_std=std)
+    credit = CreditRule(std=std, max_response_tokens=4)
+    trainer, metrics = step(batch, credit=credit)
     assert torch.count_nonzero(trainer.gradient) == 0
     assert metrics["train/loss"] == 0.0
     assert metrics["train/num_tokens"] == 3 * 2 + 3 * 2 + 1
@@ -227,6 +230,20 @@ def test_engine_mismatch_is_apart_from_staleness():
     assert metrics["ops/trained_age_0"] == 0.0
     # The weight is taken against the policy now: 2, cut to 2, and exp(-0.25).
     assert metrics["correction/weight_mean"] == pytest.approx((2 + exp(-0.25)) / 2, abs=1e-5)
+
+
+def test_older_tokens_without_an_anchor_are_left_out_of_the_mismatch():
+    """They can only be compared with the policy now, and that is staleness, not mismatch."""
+    trainer = FakeTrainer()
+    finished = stale_case(trainer)
+    for one in finished:
+        one["anchor_logprobs"] = torch.full((2,), float("nan"))
+    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(finished, 3)
+    # Per trajectory only the fresh token, off by 0.25; the old one is ln 2 from the policy now.
+    assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25, abs=1e-6)
+    assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(0.25, abs=1e-6)
+    assert "mismatch/age_1" not in metrics
+    assert metrics["ops/trained_age_1"] == pytest.approx(2 - 1, abs=1e-6)
 
 
 def test_anchors_change_no_loss_and_no_gradient():

@@ -1,0 +1,191 @@
+"""Share of the loss math in the train phase: `python -m benchmarks.loss_cost`.
+
+Whole train steps of the default job's shapes on the base model, and the objective's part of them
+alone: from given log-probs to the loss and back to their gradient, with all diagnostics. The two
+take turns. A scoring pass that an objective needs is in its step only.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.folders import prepared_base
+from benchmarks.isolated import answer, child_task, measure, report
+
+TARGET = 0.02
+GROUPS, GROUP_SIZE, LONGEST, MEAN_TOKENS = 32, 8, 352, 90
+"""The default job: 32 prompts, 8 responses each; lengths like those of its base model."""
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "dr_grpo": {"loss_name": "dr_grpo"},
+    "gspo": {"loss_name": "gspo", "denominator": "behavior", "correction_name": "none"},
+    "gspo_token": {"loss_name": "gspo_token", "denominator": "behavior", "correction_name": "none"},
+    "sapo": {"loss_name": "sapo", "denominator": "behavior", "correction_name": "none"},
+    "vespo": {"loss_name": "vespo", "denominator": "behavior", "correction_name": "none"},
+    "cispo": {"loss_name": "cispo", "denominator": "behavior", "correction_name": "none"},
+    "decoupled_ppo": {"loss_name": "decoupled_ppo", "correction_name": "none"},
+    "m2po": {"loss_name": "m2po", "denominator": "behavior", "correction_name": "none"},
+    "reinforce": {"loss_name": "reinforce"},
+    "grpo + sequence mask": {
+        "correction_name": "masked",
+        "correction_settings": {"level": "sequence"},
+    },
+    "grpo + entropy": {"entropy_coefficient": 0.01},
+}
+
+
+def random_batch(vocab_size: int) -> list[Any]:
+    """Finished trajectories with random tokens; every other one has an older first half."""
+    import torch
+
+    from rollverify.rollout.schema import Status, new_trajectory
+    from rollverify.rollout.segments import append_segment, set_outcome
+
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for index in range(GROUPS * GROUP_SIZE):
+        group, sample = divmod(index, GROUP_SIZE)
+        uniform = torch.rand((), generator=generator).clamp(min=1e-6)
+        size = int(min(LONGEST, 2 - MEAN_TOKENS * uniform.log().item()))
+        ids = torch.randint(2, vocab_size, (24 + size,), generator=generator).tolist()
+        logprobs = (-2 * torch.rand(size, generator=generator)).tolist()
+        one = new_trajectory(
+            prompt_ids=ids[:24], group_id=group, prompt_index=group, sample_index=sample
+        )
+        half = size // 2 if index % 2 else 0
+        for version, part in enumerate((slice(0, half), slice(half, size))):
+            append_segment(one, ids[24:][part], logprobs[part], policy_version=version, seed=0)
+        set_outcome(one, Status.STOP, float(sample % 2))
+        made.append(one)
+    return made
+
+
+def base_trainer(base: str, scratch: str) -> Any:
+    """The policy trainer on one rank; its learning rate is 0, so every step sees the same model."""
+    from torchtitan_ext.trainer_config import TrainerSettings, build_policy_trainer
+
+    settings = TrainerSettings(
+        model_folder=base,
+        run_folder=scratch,
+        steps=1000,
+        max_sequence_tokens=LONGEST + 32,
+        lr=0.0,
+        weight_decay=0.0,
+        beta1=0.9,
+        beta2=0.95,
+        eps=1e-8,
+        warmup_steps=0,
+        lr_decay="constant",
+        max_grad_norm=1.0,
+        dtype="float32",
+        logprob_chunk_mib=64,
+        activation_checkpoint="none",
+        seed=0,
+    )
+    trainer = build_policy_trainer(settings)
+    trainer.checkpointer.load()
+    return trainer
+
+
+def time_objective(words: dict[str, Any], batch: list[Any], repeats: int, **common: Any) -> Any:
+    """Seconds of whole steps and of their loss math.
+
+    Returns:
+        "step_s" and "loss_s", a list each, and the number of "rows".
+    """
+    import torch
+
+    from rollverify.algorithms.losses import REPORTS_GATE
+    from rollverify.training.objective import Objective
+    from rollverify.training.policy_update import PolicyUpdate
+    from rollverify.training.step_metrics import StepSums
+
+    objective = Objective(**words)
+    update = PolicyUpdate(objective=objective, **common)
+    (minibatch,) = update._with_scores(update._prepare(batch, 1))
+    minibatch = update._with_limit(minibatch, is_first=True)
+    given = [torch.rand_like(row.behavior_logprobs).sub_(2.0) for row in minibatch.rows]
+    times: dict[str, Any] = {"step_s": [], "loss_s": [], "rows": len(given)}
+    for repeat in range(repeats + 1):
+        start = time.perf_counter()
+        update.train_step(batch, 1)
+        between = time.perf_counter()
+        sums = StepSums(has_gate=objective.loss_name in REPORTS_GATE, has_reference=False)
+        for row, one, values in zip(minibatch.rows, minibatch.given, given, strict=True):
+            leaf = values.clone().requires_grad_()
+            result = objective.row_loss(row, leaf, -values, minibatch.normalizer, one)
+            sums.add_row(result)
+            result.loss.backward()
+        if repeat:  # The first turn warms up.
+            times["step_s"].append(between - start)
+            times["loss_s"].append(time.perf_counter() - between)
+    return times
+
+
+def measure_objectives(task: dict[str, Any]) -> dict[str, Any]:
+    """Time every objective.
+
+    Args:
+        task: "base" folder, "scratch" folder, "repeats", "micro_batch_tokens".
+
+    Returns:
+        "objectives": what `time_objective` gives by name; "tokens" in the loss.
+    """
+    from torchtitan_ext.cpu_backend import install_cpu_backend
+
+    install_cpu_backend()
+    from rollverify.training.credit import CreditRule
+
+    batch = random_batch(vocab_size=80)
+    common: dict[str, Any] = {
+        "trainer": base_trainer(task["base"], task["scratch"]),
+        "credit": CreditRule(max_response_tokens=LONGEST),
+        "micro_batch_tokens": task["micro_batch_tokens"],
+        "temperature": 1.0,
+        "aggregation": "token_mean",
+        "constant_length": LONGEST,
+        "data_group": None,
+    }
+    results = {
+        name: time_objective(words, batch, task["repeats"], **common)
+        for name, words in OBJECTIVES.items()
+    }
+    return {"objectives": results, "tokens": sum(int(one["loss_mask"].sum()) for one in batch)}
+
+
+def main() -> None:
+    """Measure and print the table."""
+    task = child_task()
+    if task is not None:
+        answer(measure_objectives(task))
+    parser = argparse.ArgumentParser(description="Share of the loss math in the train phase.")
+    parser.add_argument("--base", type=Path, help="base folder; made on first use without it")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--micro-batch-tokens", type=int, default=8192)
+    parser.add_argument("--output", type=Path, help="JSON file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        result = measure(
+            "benchmarks.loss_cost",
+            {
+                "base": str(prepared_base(arguments.base).resolve()),
+                "scratch": scratch,
+                "repeats": arguments.repeats,
+                "micro_batch_tokens": arguments.micro_batch_tokens,
+            },
+        )
+    rows = [["objective", "train step", "loss math", "share"]]
+    for name, one in result["objectives"].items():
+        step, loss = statistics.median(one["step_s"]), statistics.median(one["loss_s"])
+        rows.append([name, f"{step:.3f} s", f"{1e3 * loss:.1f} ms", f"{loss / step:.2%}"])
+    num_rows = result["objectives"]["grpo"]["rows"]
+    print(f"{result['tokens']} loss tokens in {num_rows} rows; target: share < {TARGET:.0%}")
+    report(rows, result, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

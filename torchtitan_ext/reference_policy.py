@@ -1,0 +1,82 @@
+"""The model the run started from, for a KL term: its weights wait on the CPU between passes.
+
+There is no second model: for a scoring pass the reference's shards are copied into the policy's
+parameters and the policy's own copied back afterwards, bit for bit. That costs two copies of this
+rank's shards in memory and a few copies of time, and nothing at all where no reference is made.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from torchtitan_ext.policy_trainer import PolicyTrainer, Row
+
+
+class ReferencePolicy:
+    """Scores rows under the weights of the folder the policy was made from."""
+
+    def __init__(self, policy: PolicyTrainer) -> None:
+        """Read the start weights; the policy keeps the ones it has.
+
+        Args:
+            policy: the trainer; lends its model for the scoring passes.
+
+        Source:
+            Collective: yes, over the world.
+        """
+        self._policy = policy
+        own = _copies(_shards(policy.model))
+        folder = policy.config.hf_assets_path
+        state = policy.model.state_dict()
+        policy.checkpointer.dcp_load(state, folder, from_hf=True, from_quantized=False)
+        self._weights = _copies(_shards(policy.model))
+        self._put(own)
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Row], *, temperature: float) -> list[Tensor]:
+        """Log-probs of the rows' targets under the reference.
+
+        Args:
+            rows: this rank's rows; every data rank must pass the same number.
+            temperature: > 0.
+
+        Returns:
+            One [T] float32 tensor of nats per row, on the CPU.
+
+        Source:
+            Collective: yes, over the world.
+        """
+        with self._swapped():
+            return self._policy.score(rows, temperature=temperature)
+
+    @contextmanager
+    def _swapped(self) -> Iterator[None]:
+        """The reference's weights inside, the policy's own again after."""
+        own = _copies(_shards(self._policy.model))
+        self._put(self._weights)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, weights: list[Tensor]) -> None:
+        for module in self._policy.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # Else a gathered copy of the other weights might still be used.
+        for shard, weight in zip(_shards(self._policy.model), weights, strict=True):
+            shard.copy_(weight)
+
+
+def _shards(model: torch.nn.Module) -> list[Tensor]:
+    """This rank's part of every parameter and saved buffer; writing to it writes the model."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [one.to_local() if isinstance(one, DTensor) else one.detach() for one in tensors]
+
+
+def _copies(shards: list[Tensor]) -> list[Tensor]:
+    return [shard.detach().to("cpu", copy=True) for shard in shards]
