@@ -1,7 +1,9 @@
 """What partial rollouts save and cost: `python -m benchmarks.methods`.
 
 The default job on-policy, with naive partial rollout and with RollVerify, for the same number of
-trained groups, in turns; read from each run's metrics.jsonl. No evaluation, no checkpoints.
+trained groups, in turns; read from each run's metrics.jsonl. No evaluation, no checkpoints. Idle
+slot-steps are those of slots that the method means to fill: a partial phase refills every slot, so
+it has none by construction.
 """
 
 import argparse
@@ -35,6 +37,7 @@ def run_method(method: str, base: Path, seed: int, scratch: Path, words: list[st
         "checkpoint.every-steps": 0,
         "checkpoint.export-final": "false",
         "metrics.tensorboard": "false",
+        "verification.measure": "false",  # naive partial rollout does not need the scores
     }
     command = [sys.executable, "-m", "rollverify.launch", "--nproc", "1", "--"]
     command += [word for key, value in flags.items() for word in (f"--{key}", str(value))]

@@ -40,9 +40,11 @@ FLAGS = {
     "checkpoint.every-steps": 5,
     "training.lr": 1e-3,
 }
-FATES = ("trained", "cut", "discarded", "dropped", "held")
+FATES = ("trained", "cut", "discarded", "filtered", "dropped", "held")
 ENDINGS = ("freeze", "stop", "kill rank", "kill launcher")
-STEPS_BETWEEN = (10, 40)
+STEPS_BETWEEN = (5, 20)
+DISTURBED_SHARE = 0.4
+"""Of the steps; the rest runs through, so that slow growth of memory can be seen."""
 MEMORY_TOLERANCE = 0.05
 STARTUP_LIMIT_S = 180
 END_LIMIT_S = 20
@@ -144,7 +146,8 @@ def memory_growth(records: list[dict[str, float]], starts: list[int]) -> float:
     for first, end in zip(starts, [*starts[1:], int(records[-1]["step"]) + 1], strict=True):
         sizes = [r["memory/rss_gib"] for r in records if first + 5 <= r["step"] < end]
         if len(sizes) >= 10:
-            early, late = statistics.mean(sizes[:5]), statistics.mean(sizes[-5:])
+            part = max(5, len(sizes) // 5)
+            early, late = statistics.mean(sizes[:part]), statistics.mean(sizes[-part:])
             growth = max(growth, late / early - 1)
     return growth
 
@@ -177,7 +180,9 @@ def main() -> None:
     starts, folder, target = [1], None, 0
     job = start(workspace, arguments.steps, None)
     while True:
-        target = min(target + stream.randint(*STEPS_BETWEEN), arguments.steps)
+        target += stream.randint(*STEPS_BETWEEN)
+        if target > DISTURBED_SHARE * arguments.steps:
+            target = arguments.steps
         if not wait_for(job, workspace, target) or target == arguments.steps:
             break
         how = stream.choice(ENDINGS)

@@ -1,8 +1,9 @@
 """Trained tokens per second against TRL: `python -m benchmarks.trl_end_to_end`.
 
 Rollout and training together, on the same model, prompts, lengths, optimizer settings and number of
-threads, which the ranks of a side share. The sides take turns, each in a fresh process of its own: RollVerify as its launcher starts
-it, read from the run's metrics.jsonl; TRL's GRPOTrainer with its built-in transformers generation.
+threads, which the ranks of a side share. The sides take turns, each in fresh processes of its own:
+RollVerify as its launcher starts it, read from the run's metrics.jsonl; TRL's GRPOTrainer with its
+built-in transformers generation.
 Neither evaluates or saves; the first steps are not counted. Flags that are not its own go to
 RollVerify's command line. Needs the extra `bench`.
 """

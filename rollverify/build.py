@@ -20,6 +20,7 @@ from rollverify.hooks import HookPoint, HookRegistry
 from rollverify.inputs import ModelFolder, load_encoded, read_model_folder
 from rollverify.metrics.audit_log import AuditLog
 from rollverify.metrics.recorder import Recorder
+from rollverify.metrics.slot_log import SlotLog
 from rollverify.parts import (
     COLLECTIVE_TIMEOUT_S,
     make_checkpoint,
@@ -36,16 +37,17 @@ from rollverify.rollout.weight_sync import WeightSync
 from rollverify.rollout_parts import (
     RolloutParts,
     Stages,
-    is_on_policy,
     make_rollout_parts,
     make_stages,
     make_window,
+    set_mode,
 )
 from rollverify.run import Run
 from rollverify.shutdown import StopRequest
 from rollverify.stages.checkpointing import Checkpointing
 from rollverify.stages.evaluation import Evaluation
 from rollverify.stages.rollout_metrics import RolloutMetrics
+from rollverify.stages.slot_trace import SlotTrace
 from rollverify.stages.throughput import Throughput
 from rollverify.training.checkpoint import RunCheckpoint
 from torchtitan_ext.hf_folder import write_hf_folder
@@ -72,14 +74,8 @@ def build_run(argv: Sequence[str]) -> Run:
     model = _model_folder(config)
     prompts, encoded = _prompts(config, model, config.data.train_file, TRAIN_FILE)
     test = _test_prompts(config, model)
-    logger.info(
-        "method %s, loss %s, model %s, %d training prompts, %d test prompts",
-        config.method.name,
-        config.loss.name,
-        model.path,
-        len(prompts),
-        len(test),
-    )
+    names = f"method {config.method.name}, loss {config.loss.name}, model {model.path}"
+    logger.info("%s, %d training prompts, %d test prompts", names, len(prompts), len(test))
     rank, world_size = _join_ranks()
     check_world_size(config, world_size)
     folder = _shared_folder(config, resumed, rank)
@@ -89,8 +85,10 @@ def build_run(argv: Sequence[str]) -> Run:
     evaluation = make_evaluation(config, engine, test, policy) if test else None
     window = make_window(config)
     checkpoint = make_checkpoint(config, folder, policy, rollout.state, window, evaluation, rank)
-    first_step = checkpoint.load_latest() + 1 if resumed is not None else 1
-    rollout.rollouter.set_on_policy(is_on_policy(config, window))
+    first_step = 1
+    if resumed is not None:
+        first_step = checkpoint.load_latest(config.training.steps) + 1
+    set_mode(config, rollout.rollouter, window, first_step - 1)
     recorder = _recorder(config, folder, rank, world_size, first_step)
     weight_sync = make_weight_sync(config, engine, policy, model.vocab_size)
     checkpointing = _checkpointing(config, checkpoint)
@@ -100,6 +98,7 @@ def build_run(argv: Sequence[str]) -> Run:
         policy,
         window,
         lambda: AuditLog(folder, rank=rank, resume_step=first_step - 1),
+        is_resumed=resumed is not None,
     )
     return Run(
         config=config,
@@ -111,6 +110,7 @@ def build_run(argv: Sequence[str]) -> Run:
         weight_sync=weight_sync,
         hooks=build_hooks(
             _rollout_metrics(config, model, recorder, rollout, policy),
+            _slot_trace(rollout, policy, folder, rank, first_step),
             stages,
             weight_sync,
             evaluation,
@@ -120,6 +120,7 @@ def build_run(argv: Sequence[str]) -> Run:
         evaluation=evaluation,
         checkpointing=checkpointing,
         engine=engine,
+        save_in_flight=checkpoint.save_in_flight,
         export=lambda target: write_hf_folder(
             target, policy.hf_parameters(), source=model.path, is_writer=rank == 0
         ),
@@ -143,6 +144,7 @@ def _join_ranks() -> tuple[int, int]:
 
 def build_hooks(
     rollout_metrics: RolloutMetrics,
+    slot_trace: SlotTrace,
     stages: Stages,
     weight_sync: WeightSync,
     evaluation: Evaluation | None,
@@ -153,6 +155,7 @@ def build_hooks(
     add = hooks.register_if
 
     add(HookPoint.AFTER_ROLLOUT, "rollout_metrics", rollout_metrics)
+    add(HookPoint.AFTER_ROLLOUT, "slot_trace", slot_trace)
     add(HookPoint.AFTER_ROLLOUT, "anchor_scoring", stages.anchor_scoring)
 
     add(HookPoint.AFTER_TRAIN, "mark_trained", stages.accounting.after_train)
@@ -167,6 +170,16 @@ def build_hooks(
     add(HookPoint.AFTER_WEIGHT_SYNC, "evaluation", evaluation)
     add(HookPoint.AFTER_WEIGHT_SYNC, "checkpointing", checkpointing)
     return hooks
+
+
+def _slot_trace(
+    rollout: RolloutParts, policy: PolicyTrainer, folder: Path, rank: int, first_step: int
+) -> SlotTrace:
+    return SlotTrace(
+        rollouter=rollout.rollouter,
+        slot_log=SlotLog(folder, rank=rank, resume_step=first_step - 1),
+        data_group=policy.data_group,
+    )
 
 
 def _rollout_metrics(

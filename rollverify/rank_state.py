@@ -19,6 +19,7 @@ from rollverify.rollout.prompt_queue import PromptQueue
 from rollverify.rollout.rank_file import load_rank_file, save_rank_file
 from rollverify.rollout.redistribution import redistribute
 from rollverify.rollout.rollouter import Rollouter
+from rollverify.rollout.schema import Status
 
 logger = logging.getLogger(__name__)
 FILE_NAME = "rollout-{rank}.safetensors"
@@ -33,6 +34,8 @@ class RankState:
     ledger: PromptLedger
     queue: PromptQueue
     rollouter: Rollouter
+    max_response_tokens: int
+    temperature: float
     data_rank: int
     data_world_size: int
 
@@ -46,6 +49,7 @@ class RankState:
         """
         values = {
             "data_world_size": self.data_world_size,
+            "temperature": self.temperature,
             "loader": self.loader.state_dict(),
             "buffer": self.buffer.state_dict(),
             "ledger": self.ledger.state_dict(),
@@ -63,6 +67,11 @@ class RankState:
         """
         first = load_rank_file(folder / FILE_NAME.format(rank=0))
         num_saved = int(first[1]["data_world_size"])
+        if first[1]["temperature"] != self.temperature:
+            raise CheckpointError(
+                f"the unfinished responses were sampled at rollout.temperature = "
+                f"{first[1]['temperature']}, and log-probs belong to it; resume with the same"
+            )
         self.loader.load_state_dict(first[1]["loader"])
         if num_saved == self.data_world_size:
             own = self.data_rank
@@ -90,6 +99,7 @@ class RankState:
         self.buffer.load_state_dict(values["buffer"])
         groups: dict[int, list[TensorDict]] = {}
         for one in trajectories:
+            self._check_length(one)
             groups.setdefault(int(one["group_id"]), []).append(one)
         for members in groups.values():
             try:
@@ -102,3 +112,12 @@ class RankState:
         self.ledger.load_state_dict(values["ledger"])
         self.queue.load_state_dict(values["queue"])
         self.rollouter.load_state_dict(values["rollouter"])
+
+    def _check_length(self, trajectory: TensorDict) -> None:
+        """A response under way must leave room for a token."""
+        size, limit = len(trajectory["response_ids"]), self.max_response_tokens
+        if int(trajectory["status"]) == Status.UNFINISHED and size >= limit:
+            raise CheckpointError(
+                f"the checkpoint holds an unfinished response of {size} tokens and "
+                f"rollout.max_response_tokens is {limit}; resume with at least {size + 1}"
+            )

@@ -37,6 +37,7 @@ class RolloutParts:
     loader: PromptLoader
     buffer: TrajectoryBuffer
     ledger: PromptLedger
+    queue: PromptQueue
     rollouter: Rollouter
     state: RankState
 
@@ -85,11 +86,18 @@ def make_rollout_parts(
         ledger=ledger,
         queue=queue,
         rollouter=rollouter,
+        max_response_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
         data_rank=rank,
         data_world_size=world_size,
     )
     return RolloutParts(
-        loader=loader, buffer=buffer, ledger=ledger, rollouter=rollouter, state=state
+        loader=loader,
+        buffer=buffer,
+        ledger=ledger,
+        queue=queue,
+        rollouter=rollouter,
+        state=state,
     )
 
 
@@ -130,18 +138,26 @@ def make_stages(
     policy: PolicyTrainer,
     window: AcceptanceWindow,
     audit_log: Callable[[], AuditLog],
+    *,
+    is_resumed: bool,
 ) -> Stages:
     """The stages that the method, the filter and the switch ask for.
 
-    `audit_log` is called, and its file made, only where something can be cut.
+    `audit_log` is called, and its file made, where something can be cut; in a resumed run too,
+    since lines of steps that are taken again have to go, whatever the method is now.
     """
     group = policy.data_group
+    must_verify = config.method.name == "rollverify"
+    log = audit_log() if must_verify or is_resumed else None
     accounting = Accounting(
-        rollouter=parts.rollouter, buffer=parts.buffer, ledger=parts.ledger, data_group=group
+        rollouter=parts.rollouter,
+        buffer=parts.buffer,
+        ledger=parts.ledger,
+        queue=parts.queue,
+        data_group=group,
     )
     if config.method.name == "on_policy":
         return Stages(accounting=accounting)
-    must_verify = config.method.name == "rollverify"
     verification = config.verification
     is_scored = must_verify or config.filter.name == "ops" or verification.measure
     scorer = TrajectoryScorer(
@@ -162,8 +178,8 @@ def make_stages(
         anchor_scoring=AnchorScoring(scorer) if needs_anchor else None,
         ops_scoring=ops_scoring,
         filter=_filter(config, parts, ops_scoring, policy) if config.filter.name != "off" else None,
-        verification=_verification(config, parts, ops_scoring, policy, audit_log())
-        if must_verify
+        verification=_verification(config, parts, ops_scoring, policy, log)
+        if must_verify and log is not None
         else None,
         switching=Switching(
             window=window, ops_scoring=ops_scoring, rollouter=parts.rollouter, data_group=group
@@ -183,10 +199,17 @@ def make_window(config: Config) -> AcceptanceWindow:
     )
 
 
-def is_on_policy(config: Config, window: AcceptanceWindow) -> bool:
-    """Whether the next phase is on-policy, by the method or because the run has switched."""
+def set_mode(
+    config: Config, rollouter: Rollouter, window: AcceptanceWindow, policy_version: int
+) -> None:
+    """On-policy by the method or because the run has switched; after a resume, what may go on.
+
+    A run that is resumed as rollverify drops what another method never verified.
+    """
     has_switched = config.switching.enable and window.is_on_policy
-    return config.method.name == "on_policy" or has_switched
+    rollouter.is_on_policy = config.method.name == "on_policy" or has_switched
+    if config.method.name == "rollverify":
+        rollouter.drop_older(policy_version, verified=True)
 
 
 def _filter(

@@ -49,6 +49,9 @@ class Run:
     evaluation: Evaluation | None
     checkpointing: Checkpointing
     engine: RolloutEngine
+    save_in_flight: Callable[[int], None]
+    """Saves a step with what is in flight, even if the step is saved already. Collective."""
+
     export: Callable[[Path], None]
     """Writes the policy as a Hugging Face folder. Collective."""
 
@@ -98,7 +101,10 @@ class Run:
             if self.config.checkpoint.save_on_interrupt and done > 0:
                 self.checkpointing.save(done)
             self.stop.done()
-            logger.info("stopped after step %d; go on with --resume %s", done, self.folder)
+            if self.checkpointing.saved_step or self.first_step > 1:
+                logger.info("stopped after step %d; go on with --resume %s", done, self.folder)
+            else:
+                logger.info("stopped after step %d; nothing was saved", done)
             return self.stop.exit_code
         if self.config.checkpoint.export_final:
             self.export(self.folder / "model")
@@ -113,14 +119,16 @@ class Run:
         The trainer still holds the last step's policy, so this is a checkpoint of that step with
         everything in flight. Collective: yes, over the world; the failure is raised on every rank.
         """
-        if self.config.checkpoint.every_steps:
-            self.checkpointing.save(self.policy.step)
-            logger.info("saved; go on with --resume %s", self.folder)
+        if self.config.checkpoint.every_steps and self.policy.step > 0:
+            self.save_in_flight(self.policy.step)
+            logger.info("all that was generated is saved; go on with --resume %s", self.folder)
 
     def close(self) -> None:
-        """Release engine, files and process group."""
-        self.recorder.close()
-        self.engine.close()
-        self.policy.close()
+        """Release engine, files and process group; a failure here never hides an earlier one."""
+        for part in (self.recorder, self.engine, self.policy):
+            try:
+                part.close()
+            except Exception as error:  # Such as a full disk when buffered lines are written.
+                logger.warning("%s was not closed: %s", type(part).__name__, error)
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -5,6 +5,7 @@ It ends only the process it runs in. `rollverify.launch` supervises a whole run 
 """
 
 import ctypes
+import errno
 import json
 import logging
 import os
@@ -19,11 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from rollverify.errors import UserError, exit_code
+from rollverify.errors import ConfigError, UserError, exit_code
 
 logger = logging.getLogger(__name__)
 
 ERROR_DIR_VARIABLE = "ROLLVERIFY_ERROR_DIR"
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What the operating system says where nothing can be written any more."""
 """Environment variable: folder that takes one report per failed rank; the launcher sets it."""
 
 STOP_GRACE_VARIABLE = "ROLLVERIFY_STOP_GRACE_S"
@@ -84,6 +88,8 @@ def write_rank_error(error: BaseException) -> int:
     Returns:
         2 for user errors, otherwise 1.
     """
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        error = ConfigError(f"{error}; free space or choose another run.output_dir")
     is_user = isinstance(error, UserError)
     text = " ".join(str(error).split())
     report = RankError(

@@ -50,6 +50,9 @@ class FakeEngine:
         """Requests that end without an answer."""
         self.failures: list[Exception] = []
         """Raised by the next steps, one each."""
+        self.fail_at: set[int] = set()
+        """Calls of `step`, from 1, that raise."""
+        self.num_calls = 0
         self.num_steps = 0
         self._running: dict[str, tuple[GenerationRequest, list[int]]] = {}
 
@@ -59,6 +62,9 @@ class FakeEngine:
         self._running[request.request_id] = (request, [])
 
     def step(self) -> list[Completion]:
+        self.num_calls += 1
+        if self.num_calls in self.fail_at:
+            raise RuntimeError(f"step {self.num_calls} failed")
         if self.failures:
             raise self.failures.pop(0)
         self.num_steps += 1
@@ -146,7 +152,7 @@ class FakeTrainer:
             total += loss.detach()
         return total
 
-    def optimizer_step(self) -> tuple[float, float]:
+    def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
         assert self.logits.grad is not None
         self.gradient = self.logits.grad.clone()
         self.logits.grad = None

@@ -29,13 +29,13 @@ def open_for_resume(path: Path, resume_step: int) -> TextIO:
     """
     kept: list[str] = []
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                step = json.loads(line)["step"]
-            except json.JSONDecodeError:
-                logger.warning("dropping an incomplete line of %s", path)
+                is_kept = json.loads(line)["step"] <= resume_step
+            except (ValueError, KeyError, TypeError):
+                logger.warning("dropping a damaged line of %s", path)
                 continue
-            if step <= resume_step:
+            if is_kept:
                 kept.append(line + "\n")
     rewritten = path.with_suffix(".tmp")
     rewritten.write_text("".join(kept), encoding="utf-8")

@@ -8,7 +8,7 @@ both, num_tokens is 5, num_complete 1. Cutting one token leaves 4 and 0; generat
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 from tensordict import TensorDict
@@ -16,33 +16,9 @@ from tensordict import TensorDict
 from rollverify.errors import LedgerError, RolloutError
 from rollverify.rollout import segments
 from rollverify.rollout.schema import Status, name_of, validate_trajectory
+from rollverify.rollout.token_counts import TokenCounts
 
-Fate = Literal["trained", "discarded", "dropped", "moved"]
-
-
-@dataclass(kw_only=True, slots=True)
-class TokenCounts:
-    """What became of the response tokens of this rank since the start of the run."""
-
-    generated: int = 0
-    """Sampled by the engine."""
-
-    trained: int = 0
-    """Handed to training."""
-
-    cut: int = 0
-    """Cut by verification."""
-
-    discarded: int = 0
-    """Thrown away by a filter."""
-
-    dropped: int = 0
-    """Given up at the switch to on-policy training."""
-
-    @property
-    def num_left(self) -> int:
-        """Generated tokens that nothing has happened to yet."""
-        return self.generated - self.trained - self.cut - self.discarded - self.dropped
+Fate = Literal["trained", "filtered", "dropped", "moved"]
 
 
 class TrajectoryBuffer:
@@ -245,7 +221,7 @@ class TrajectoryBuffer:
 
         Raises:
             LedgerError: if a token was lost or counted twice, or a trajectory was changed by
-                someone else: generated + moved in == trained + cut + discarded + dropped + held.
+                someone else: generated + moved in == trained + thrown away + held.
         """
         held = sum(map(_num_response_tokens, self.trajectories()))
         complete = sum(all(map(_is_finished, group)) for group in self._groups.values())

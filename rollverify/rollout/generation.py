@@ -1,10 +1,10 @@
 """Runs a fixed set of requests to their end and counts what the engine did.
 
-Used where nothing is paused: on-policy rollouts and evaluation.
+Used for evaluation, where nothing is paused.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollverify.errors import RolloutError
 from rollverify.rollout.engine import Completion, GenerationRequest, RolloutEngine
@@ -21,13 +21,19 @@ class GenerationStats:
     """Engine steps."""
 
     num_started: int = 0
-    """Responses begun at the bare prompt."""
+    """Responses begun for the first time."""
+
+    num_resumed: int = 0
+    """Requests for the rest of a response."""
 
     slot_steps: int = 0
     """Requests unfinished, capped at the engine's slots, summed over steps."""
 
     capacity: int = 0
     """Slots the engine could have filled, summed over steps."""
+
+    active: list[int] = field(default_factory=list[int])
+    """Requests unfinished, capped at the engine's slots, at each step; not filled by evaluation."""
 
 
 def run_requests(

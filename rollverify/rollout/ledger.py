@@ -148,6 +148,10 @@ class PromptLedger:
             raise LedgerError(f"group {group_id} was never drawn here, has left, or has ended")
         return self._live[group_id]
 
+    def groups_in(self, state: PromptState) -> list[int]:
+        """Groups in a state that can still change, in no order."""
+        return [group_id for group_id, one in self._live.items() if one is state]
+
     def counts(self) -> dict[PromptState, int]:
         """Groups in each state, those that ended included."""
         counts = dict.fromkeys(PromptState, 0) | self._ended

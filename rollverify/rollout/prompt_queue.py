@@ -70,10 +70,9 @@ class PromptQueue:
         """Heap of (group id, prompt index, sampling streams used)."""
         self._num_streamed = 0
 
-    @property
-    def num_returned(self) -> int:
-        """Prompts that came back and wait to be drawn again."""
-        return len(self._returned)
+    def returned_ids(self) -> list[int]:
+        """Groups whose prompts came back and wait to be drawn again, ascending."""
+        return sorted(group_id for group_id, _, _ in self._returned)
 
     @property
     def num_streamed(self) -> int:

@@ -4,13 +4,18 @@ Everything is a function of counts and ids, never of the clock, so a run can be 
 decide when a phase ends.
 """
 
+import hashlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from rollverify.errors import RolloutError
 from rollverify.rollout.schema import num_tokens
+
+T = TypeVar("T")
 
 
 def sum_over_ranks(values: Sequence[int], group: dist.ProcessGroup | None) -> list[int]:
@@ -34,6 +39,72 @@ def sum_over_ranks(values: Sequence[int], group: dist.ProcessGroup | None) -> li
     return counts.tolist()
 
 
+def gather(value: T, group: dist.ProcessGroup | None) -> list[T]:
+    """What each data rank has to say, in the order of the ranks.
+
+    Args:
+        value: anything that can be pickled.
+        group: the data ranks; None where there is one.
+
+    Returns:
+        One value per rank, equal on every rank.
+
+    Source:
+        Collective: yes, over `group`.
+    """
+    if group is None:
+        return [value]
+    values = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def agree_on_failure(failure: Exception | None) -> str | None:
+    """Tell all ranks of the world, those of one tensor-parallel group included, of a failure.
+
+    Args:
+        failure: this rank's, if it failed.
+
+    Returns:
+        The message of the first rank that failed; None if none did.
+
+    Source:
+        Collective: yes, over the world.
+    """
+    message = None if failure is None else str(failure)
+    messages = gather(message, dist.group.WORLD if dist.is_initialized() else None)
+    return next((one for one in messages if one is not None), None)
+
+
+def check_twins(data_rank: int, data_world_size: int, trajectories: Sequence[TensorDict]) -> None:
+    """Make sure that ranks of one tensor-parallel group hold the same trajectories.
+
+    Each has an engine of its own; one that differs would spoil every shared matrix product.
+
+    Args:
+        data_rank: equal for ranks that must agree.
+        data_world_size: number of data ranks; without tensor parallelism that of all ranks.
+        trajectories: what they train on.
+
+    Raises:
+        RolloutError: on every rank, if two of them differ.
+
+    Source:
+        Collective: yes, over the world, where there is tensor parallelism.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == data_world_size:
+        return
+    digest = hashlib.blake2b(digest_size=8)
+    for one in trajectories:
+        digest.update(one["response_ids"].numpy().tobytes())
+    seen = gather((data_rank, digest.hexdigest()), dist.group.WORLD)
+    if len(set(seen)) != data_world_size:
+        raise RolloutError(
+            "ranks of one tensor-parallel group sampled different tokens; their engines must be "
+            "started with the same settings"
+        )
+
+
 def select_groups(
     complete: dict[int, int], num_groups: int, group: dist.ProcessGroup | None
 ) -> list[dict[int, int]]:
@@ -55,10 +126,7 @@ def select_groups(
     Source:
         Collective: yes, over `group`. The order is our choice; the paper does not name one.
     """
-    per_rank = [complete]
-    if group is not None:
-        per_rank = [{} for _ in range(dist.get_world_size(group))]
-        dist.all_gather_object(per_rank, complete, group=group)
+    per_rank = gather(complete, group)
     ids = sorted(group_id for rank in per_rank for group_id in rank)
     if len(ids) < num_groups:
         raise ValueError(f"{num_groups} complete groups are needed, there are {len(ids)}")

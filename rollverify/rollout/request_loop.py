@@ -88,6 +88,7 @@ class RequestLoop:
 
         Raises:
             RolloutError: if the trajectory is finished or running.
+            EngineFailedError: if the engine does not take the request.
         """
         name = f"{int(trajectory['group_id'])}/{int(trajectory['sample_index'])}"
         if name in self._in_flight or int(trajectory["status"]) != Status.UNFINISHED:
@@ -106,9 +107,13 @@ class RequestLoop:
             seed=seed,
             temperature=self._temperature,
         )
-        self._engine.add_request(request)
+        try:
+            self._engine.add_request(request)
+        except Exception as error:  # Whatever vLLM raises.
+            raise EngineFailedError(_failure([trajectory], error)) from error
         self._in_flight[name] = (trajectory, seed)
-        self.stats.num_started += not response
+        self.stats.num_resumed += bool(response)
+        self.stats.num_started += int(trajectory["num_requests"]) == 0
 
     def step(self) -> list[TensorDict]:
         """Decode one token of every running request.
@@ -124,7 +129,8 @@ class RequestLoop:
             RolloutError: if the engine returns something that cannot be used.
         """
         self.stats.num_steps += 1
-        self.stats.slot_steps += min(len(self._in_flight), self._slots)
+        self.stats.active.append(min(len(self._in_flight), self._slots))
+        self.stats.slot_steps += self.stats.active[-1]
         self.stats.capacity += self._slots
         try:
             completions = self._engine.step()
@@ -144,16 +150,12 @@ class RequestLoop:
         Raises:
             RolloutError: if the engine lost a request or could not end one.
         """
-        stored = [self._store(completion) for completion in self._engine.pause()]
-        if self._in_flight:
-            lost = sorted(self._in_flight)
-            raise RolloutError(f"the engine lost {len(lost)} requests at the pause: {lost[:3]}")
-        return [one for one in stored if int(one["status"]) != Status.UNFINISHED]
+        return self._store_paused(self._engine.pause())
 
     def _retry(self, error: Exception) -> list[TensorDict]:
         running = [trajectory for trajectory, _ in self._in_flight.values()]
         if self._has_retried:
-            raise self._failure(running, error) from error
+            raise EngineFailedError(_failure(running, error)) from error
         self._has_retried = True
         logger.warning(
             "the engine failed (%s: %s); %d requests are paused and sent again",
@@ -162,22 +164,21 @@ class RequestLoop:
             len(running),
         )
         try:
-            finished = self.pause()
-            for trajectory in running:
-                if int(trajectory["status"]) == Status.UNFINISHED:
-                    self.start(trajectory)
+            completions = self._engine.pause()
         except Exception as second:
-            raise self._failure(running, second) from second
+            raise EngineFailedError(_failure(running, second)) from second
+        finished = self._store_paused(completions)
+        for trajectory in running:
+            if int(trajectory["status"]) == Status.UNFINISHED:
+                self.start(trajectory)
         return finished
 
-    @staticmethod
-    def _failure(running: list[TensorDict], error: Exception) -> EngineFailedError:
-        names = ", ".join(name_of(trajectory) for trajectory in running[:3])
-        reason = (str(error).splitlines() or [""])[0]
-        return EngineFailedError(
-            f"the rollout engine failed twice in one phase ({type(error).__name__}: {reason}) with "
-            f"{len(running)} trajectories in flight: {names}"
-        )
+    def _store_paused(self, completions: list[Completion]) -> list[TensorDict]:
+        stored = [self._store(completion) for completion in completions]
+        if self._in_flight:
+            lost = sorted(self._in_flight)
+            raise RolloutError(f"the engine lost {len(lost)} requests at the pause: {lost[:3]}")
+        return [one for one in stored if int(one["status"]) != Status.UNFINISHED]
 
     def _store(self, completion: Completion) -> TensorDict:
         """Append what a request generated, and grade the response if that ends it."""
@@ -206,3 +207,12 @@ class RequestLoop:
             reward = self._prompts[int(trajectory["prompt_index"])].grade(response)
             self._buffer.set_outcome(trajectory, status, reward)
         return trajectory
+
+
+def _failure(trajectories: list[TensorDict], error: Exception) -> str:
+    names = ", ".join(name_of(trajectory) for trajectory in trajectories[:3])
+    reason = (str(error).splitlines() or [""])[0]
+    return (
+        f"the rollout engine failed and a retry did not help ({type(error).__name__}: {reason}) "
+        f"with {len(trajectories)} trajectories: {names}"
+    )

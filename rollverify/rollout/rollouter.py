@@ -6,27 +6,34 @@ Which requests run, and when a phase ends, depends on counts and seeds alone, ne
 Does not verify or cut: hooks do, between two calls of `collect`.
 """
 
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
 from tensordict import TensorDict
 
-from rollverify.errors import EngineFailedError, UnverifiedTrajectoryError
+from rollverify.errors import EngineFailedError
 from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.currency import check_verified, is_current
 from rollverify.rollout.generation import GenerationStats
+from rollverify.rollout.group_moves import balance_buffers, drop_groups
 from rollverify.rollout.ledger import PromptLedger, PromptState
 from rollverify.rollout.prompt_queue import PromptQueue
 from rollverify.rollout.rank_exchange import (
+    agree_on_failure,
     balance,
+    check_twins,
     exchange,
     select_groups,
     sum_over_ranks,
     tokens_of,
 )
 from rollverify.rollout.request_loop import RequestLoop
-from rollverify.rollout.schema import Status, name_of, new_trajectory
+from rollverify.rollout.schema import Status, new_trajectory
+
+logger = logging.getLogger(__name__)
 
 
 class Rollouter:
@@ -78,15 +85,14 @@ class Rollouter:
         self._num_in_flight = num_in_flight
         self._max_num_seqs = max_num_seqs
         self._count_every = count_every if data_group is not None else 1
-        self._is_on_policy = is_on_policy
+        self.is_on_policy = is_on_policy
+        """Whether the next phase is on-policy."""
+
         self._must_be_verified = must_be_verified
         self._data_rank = data_rank
         self._data_world_size = data_world_size
         self._data_group = data_group
         self._in_training: list[int] = []
-        self.num_resumed = 0
-        """Trajectories with tokens that the last phase went on with, this rank."""
-
         self.num_dropped = 0
         """Groups sent back to the queue at a switch so far, this rank."""
 
@@ -94,11 +100,6 @@ class Rollouter:
     def stats(self) -> GenerationStats:
         """What the engine did in the last phase, this rank."""
         return self._loop.stats
-
-    @property
-    def is_on_policy(self) -> bool:
-        """Whether the next phase is on-policy."""
-        return self._is_on_policy
 
     def collect(self, policy_version: int) -> tuple[list[TensorDict], list[TensorDict]]:
         """Run one rollout phase.
@@ -119,7 +120,7 @@ class Rollouter:
         Source:
             RollVerify Section 4.1; collective: yes, over the data ranks.
         """
-        if self._is_on_policy:
+        if self.is_on_policy:
             self._run_whole_batch(policy_version)
         else:
             self._run_until_enough(policy_version)
@@ -131,7 +132,10 @@ class Rollouter:
             self._ledger.move(group_id, PromptState.FINISHED)
         mine = {group_id: complete[group_id] for group_id in self._in_training}
         mine = exchange(mine, balance(chosen), self._data_rank, self._data_group)
-        return [one for members in mine.values() for one in members], self._buffer.trajectories()
+        finished = [one for members in mine.values() for one in members]
+        check_twins(self._data_rank, self._data_world_size, finished)
+        balance_buffers(self._buffer, self._ledger, self._data_rank, self._data_group)
+        return finished, self._buffer.trajectories()
 
     def mark_trained(self) -> None:
         """Tell the ledger that the optimizer step on the last F_k was taken."""
@@ -151,17 +155,33 @@ class Rollouter:
         Source:
             RollVerify Section 4.3; what happens to unfinished trajectories is our choice.
         """
-        if is_on_policy and not self._is_on_policy:
-            for group_id in self._buffer.group_ids():
-                dropped = self._buffer.pop_group(group_id, "dropped")
-                self._ledger.move(group_id, PromptState.PENDING)
-                self._queue.put_back(
-                    group_id,
-                    int(dropped[0]["prompt_index"]),
-                    max(int(one["num_requests"]) for one in dropped),
-                )
-                self.num_dropped += 1
-        self._is_on_policy = is_on_policy
+        if is_on_policy:
+            self._drop(self._buffer.group_ids())
+        self.is_on_policy = is_on_policy
+
+    def drop_older(self, policy_version: int, *, verified: bool) -> None:
+        """Drop groups that may not go on under this version: of an older policy, or not verified.
+
+        For a run that is resumed with another method, or after a failed phase.
+
+        Args:
+            policy_version: version the engine will hold.
+            verified: True keeps older tokens that were verified against this version.
+        """
+        self._drop(
+            group_id
+            for group_id in self._buffer.group_ids()
+            if not all(
+                is_current(one, policy_version, verified=verified)
+                for one in self._buffer.group(group_id)
+            )
+        )
+
+    def _drop(self, group_ids: Iterable[int]) -> None:
+        num_dropped = drop_groups(list(group_ids), self._buffer, self._ledger, self._queue)
+        if num_dropped:
+            logger.info("%d unfinished groups are dropped and start again", num_dropped)
+        self.num_dropped += num_dropped
 
     def state_dict(self) -> dict[str, int]:
         """JSON counts of this rank; the mode follows from the method and the acceptance window."""
@@ -173,6 +193,7 @@ class Rollouter:
 
     def _run_whole_batch(self, policy_version: int) -> None:
         """Draw this rank's share of a batch and run it, and what was left, to the end."""
+        self.drop_older(policy_version, verified=False)
         while len(self._buffer.group_ids()) < self._prompts_per_step // self._data_world_size:
             self._draw_group()
         waiting = self._waiting(policy_version)
@@ -220,24 +241,24 @@ class Rollouter:
             if self._ledger.state_of(group_id) is PromptState.RUNNING:
                 self._ledger.move(group_id, PromptState.PAUSED)
 
-    def _agree_on(self, failure: EngineFailedError | None) -> None:
-        """Raise on every rank if the engine of one has failed. Collective over data ranks."""
-        (num_failed,) = sum_over_ranks([int(failure is not None)], self._data_group)
+    @staticmethod
+    def _agree_on(failure: EngineFailedError | None) -> None:
+        """Raise on every rank if the engine of one has failed. Collective over the world."""
+        message = agree_on_failure(failure)
         if failure is not None:
             raise failure
-        if num_failed:
-            raise EngineFailedError(f"the rollout engine of {num_failed} other rank(s) failed")
+        if message is not None:
+            raise EngineFailedError(f"another rank: {message}")
 
     def _waiting(self, policy_version: int) -> list[TensorDict]:
         """Unfinished trajectories: those with tokens, then empty ones, by group and sample."""
         unfinished = [
             one for one in self._buffer.trajectories() if int(one["status"]) == Status.UNFINISHED
         ]
-        begun = [one for one in unfinished if len(one["response_ids"])]
-        self.num_resumed = len(begun)
         if self._must_be_verified:
             # Finished responses that wait for their group are trained on later: they count too.
-            _check_verified(self._buffer.trajectories(), policy_version)
+            check_verified(self._buffer.trajectories(), policy_version)
+        begun = [one for one in unfinished if len(one["response_ids"])]
         return begun + [one for one in unfinished if not len(one["response_ids"])]
 
     def _fill(self, waiting: deque[TensorDict]) -> None:
@@ -269,14 +290,3 @@ class Rollouter:
         if drawn.group_id not in self._ledger:
             self._ledger.add(drawn.group_id)
         return group
-
-
-def _check_verified(trajectories: Sequence[TensorDict], policy_version: int) -> None:
-    """Tokens of the policy now need no verification against it; all others do."""
-    for one in trajectories:
-        versions, verified = one["policy_version"], int(one["verified_version"])
-        if len(versions) and verified != policy_version and int(versions[0]) != policy_version:
-            raise UnverifiedTrajectoryError(
-                f"{name_of(one)} was last verified against version {verified}, the policy now is "
-                f"version {policy_version}"
-            )

@@ -8,14 +8,14 @@ import hashlib
 SEED_BITS = 62
 
 
-def request_seed(run_seed: int, group_id: int, sample_index: int, segment: int) -> int:
-    """Seed of one segment of one response.
+def request_seed(run_seed: int, group_id: int, sample_index: int, request: int) -> int:
+    """Seed of one request of one sample.
 
     Args:
         run_seed: seed of the run.
         group_id: number of the group in drawing order.
         sample_index: place in the group.
-        segment: 0 for the first, one more for each resume.
+        request: requests sent for this sample before, retries and dropped attempts included.
 
     Returns:
         Integer in [0, 2**62), well mixed: neighbours get unrelated streams.
@@ -23,6 +23,6 @@ def request_seed(run_seed: int, group_id: int, sample_index: int, segment: int) 
     Source:
         Our choice: the first 8 bytes of BLAKE2b over the four numbers.
     """
-    text = f"{run_seed}/{group_id}/{sample_index}/{segment}".encode()
+    text = f"{run_seed}/{group_id}/{sample_index}/{request}".encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - SEED_BITS)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from rollverify.errors import LedgerError
 from rollverify.metrics.reduction import reduce_metrics
 from rollverify.rollout.buffer import TrajectoryBuffer
-from rollverify.rollout.ledger import PromptLedger
+from rollverify.rollout.ledger import PromptLedger, PromptState
+from rollverify.rollout.prompt_queue import PromptQueue
 from rollverify.state import StepState
 
 
@@ -34,6 +35,7 @@ class Accounting:
         rollouter: Rollouter,
         buffer: TrajectoryBuffer,
         ledger: PromptLedger,
+        queue: PromptQueue,
         data_group: dist.ProcessGroup | None,
     ) -> None:
         """Set up.
@@ -42,11 +44,13 @@ class Accounting:
             rollouter: has handed out F_k.
             buffer: groups drawn and not yet trained on.
             ledger: where each prompt is.
+            queue: prompts that came back.
             data_group: ranks that hold different trajectories; None where there is one.
         """
         self._rollouter = rollouter
         self._buffer = buffer
         self._ledger = ledger
+        self._queue = queue
         self._data_group = data_group
         self._num_lost_before = 0
 
@@ -58,8 +62,9 @@ class Accounting:
 
     @property
     def _num_lost(self) -> int:
-        """Tokens of this rank that were cut or discarded so far."""
-        return self._buffer.counts.cut + self._buffer.counts.discarded
+        """Tokens of this rank so far that have to be sampled again."""
+        counts = self._buffer.counts
+        return counts.cut + counts.discarded + counts.dropped
 
     def __call__(self, state: StepState) -> None:
         """Check this rank's books, then those of all ranks together; fill `ledger/` and `tokens/`.
@@ -71,6 +76,7 @@ class Accounting:
         """
         self._buffer.check()
         self._ledger.check()
+        self._check_places(state.step)
         sums = {f"ledger/{name}": float(num) for name, num in self._ledger.counts().items()}
         counts = dataclasses.asdict(self._buffer.counts) | {"held": self._buffer.num_tokens}
         sums |= {f"tokens/{fate}": float(num) for fate, num in counts.items()}
@@ -88,3 +94,17 @@ class Accounting:
         if lost:
             raise LedgerError(f"step {state.step}: moves between ranks do not add up to 0: {lost}")
         state.metrics |= sums
+
+    def _check_places(self, step: int) -> None:
+        """The ledger, the buffer and the queue must name the same groups."""
+        paused = set(self._ledger.groups_in(PromptState.PAUSED))
+        pending = set(self._ledger.groups_in(PromptState.PENDING))
+        # A prompt that no rank had drawn when the ranks changed waits in the queue unentered.
+        queued = {group_id for group_id in self._queue.returned_ids() if group_id in self._ledger}
+        wrong = (paused ^ set(self._buffer.group_ids())) | (pending ^ queued)
+        for moving in (PromptState.RUNNING, PromptState.FINISHED):
+            wrong |= set(self._ledger.groups_in(moving))
+        if wrong:
+            raise LedgerError(
+                f"step {step}: ledger, buffer and queue do not agree on group {min(wrong)}"
+            )

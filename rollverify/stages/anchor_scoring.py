@@ -5,6 +5,7 @@ Decides nothing: the anchors are what verification compares against later.
 """
 
 import torch
+from tensordict import TensorDict
 
 from rollverify.state import StepState
 from rollverify.training.responses import flat
@@ -12,7 +13,7 @@ from rollverify.training.scoring import TrajectoryScorer, check_finite
 
 
 class AnchorScoring:
-    """Hook: fills `anchor_logprobs` of U_k where it is NaN."""
+    """Hook: fills `anchor_logprobs` of what the policy now has sampled and is in U_k."""
 
     def __init__(self, scorer: TrajectoryScorer) -> None:
         """Set up.
@@ -25,20 +26,27 @@ class AnchorScoring:
     def __call__(self, state: StepState) -> None:
         """Score and fill in place; a token that has its anchor keeps it.
 
+        An older token without one, of a run that took none before, can get none any more.
+
         Collective: yes, over the world.
 
         Raises:
             RolloutError: naming the trajectory, if a score is not finite.
         """
-        trajectories = [
-            one for one in state.unfinished if bool(one["anchor_logprobs"].isnan().any())
-        ]
+        trajectories = [one for one in state.unfinished if _lacks_anchor(one, state.policy_version)]
         scores = self._scorer.score(trajectories)
         if not trajectories:
             return
         anchors = flat(trajectories, "anchor_logprobs")
-        filled = torch.where(anchors.isnan(), torch.cat(scores), anchors)
-        check_finite(filled, trajectories, "anchor_logprobs")
+        is_new = anchors.isnan() & (flat(trajectories, "policy_version") == state.policy_version)
+        new = torch.cat(scores)
+        check_finite(new, trajectories, "anchor_logprobs")
+        filled = torch.where(is_new, new, anchors)
         lengths = [len(score) for score in scores]
         for trajectory, anchor in zip(trajectories, filled.split(lengths), strict=True):
             trajectory["anchor_logprobs"] = anchor.clone()  # A view would keep all of them alive.
+
+
+def _lacks_anchor(trajectory: TensorDict, policy_version: int) -> bool:
+    is_new = trajectory["policy_version"] == policy_version
+    return bool((trajectory["anchor_logprobs"].isnan() & is_new).any())

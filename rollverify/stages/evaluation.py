@@ -89,6 +89,8 @@ class Evaluation:
             for sample in range(self._k + 1)
         ]
         completions, _ = run_requests(self._engine, requests, self._max_num_seqs)
+        # Else a resumed run, whose engine has no such keys and values, could round differently.
+        self._engine.reset_prefix_cache()
         sums: dict[str, float] = dict.fromkeys(
             ("problems", "greedy", "sampled", "tokens", "truncated"), 0.0
         )

@@ -102,7 +102,7 @@ class TrajectoryFilter:
     def _give_up(self, groups: set[int], state: StepState) -> list[int]:
         """Take the groups out of the buffer and U_k; places of their trajectories."""
         for group_id in sorted(groups):
-            self._buffer.pop_group(group_id, "discarded")
+            self._buffer.pop_group(group_id, "filtered")
             self._ledger.move(group_id, PromptState.FILTERED)
         state.unfinished = [one for one in state.unfinished if int(one["group_id"]) not in groups]
         return [

@@ -42,7 +42,7 @@ class OpsScoring:
             data_group: ranks that hold different trajectories; None where there is one.
         """
         self._scorer = scorer
-        self._reference = f"{reference}_logprobs"
+        self._reference: Reference = reference
         self._symmetric = symmetric
         self._data_group = data_group
         self.trajectories: list[TensorDict] = []
@@ -87,12 +87,23 @@ class OpsScoring:
         if self._scorer is None:
             return
         updated = torch.cat([torch.zeros(0), *self._scorer.score(self.trajectories)])
-        reference = flat(self.trajectories, self._reference)
         check_finite(updated, self.trajectories, "updated_logprobs")
-        check_finite(reference, self.trajectories, self._reference)
+        reference = self._reference_logprobs()
+        check_finite(reference, self.trajectories, f"{self._reference}_logprobs")
         self._ops = token_ops(updated, reference, self.layout, symmetric=self._symmetric)
         ages = state.policy_version - flat(self.trajectories, "policy_version")
         state.metrics |= ops_metrics("unfinished", self._ops, self.layout, ages, self._data_group)
+
+    def _reference_logprobs(self) -> Tensor:
+        """[N] float32; the engine's where the trainer's was not taken when the token was sampled.
+
+        That happens after a resume with `reference` changed from behavior to anchor.
+        """
+        behavior = flat(self.trajectories, "behavior_logprobs")
+        if self._reference == "behavior":
+            return behavior
+        anchor = flat(self.trajectories, "anchor_logprobs")
+        return torch.where(anchor.isnan(), behavior, anchor)
 
     def drop(self, indices: Iterable[int]) -> None:
         """Take trajectories that a filter discards out of the list and the OPS.

@@ -20,8 +20,6 @@ from rollverify.state import StepState
 class Rollouter(Protocol):
     """What is read of the rollouter."""
 
-    num_resumed: int
-
     @property
     def stats(self) -> GenerationStats:
         """Of the last phase."""
@@ -82,7 +80,7 @@ class RolloutMetrics:
             "tokens": float(stats.num_tokens),
             "slot_steps": float(stats.slot_steps),
             "capacity": float(stats.capacity),
-            "resumed": float(self._rollouter.num_resumed),
+            "resumed": float(stats.num_resumed),
             "started": float(stats.num_started),
         }
         if self._data_group is not None:

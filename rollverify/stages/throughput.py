@@ -50,7 +50,8 @@ class Throughput:
         )
         metrics = state.metrics
         metrics |= maxima
-        metrics["rollout/tokens_per_s"] = metrics["rollout/num_tokens"] / state.phase_s["rollout"]
+        rollout_s = state.phase_s["rollout"] - metrics.get(hook_time_key("anchor_scoring"), 0.0)
+        metrics["rollout/tokens_per_s"] = metrics["rollout/num_tokens"] / rollout_s
         metrics["train/tokens_per_s"] = metrics["train/num_tokens"] / state.phase_s["train"]
         metrics["progress/policy_version"] = state.policy_version
         if hook_time_key("ops_scoring") in metrics:

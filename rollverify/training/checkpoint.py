@@ -162,6 +162,24 @@ class RunCheckpoint:
         if self._rank == 0:
             self._delete_old(step)
 
+    def save_in_flight(self, step: int) -> None:
+        """Keep what the ranks hold beyond a step that may be saved already.
+
+        The part of each rank is replaced as a whole and holds no reference to another's, so a
+        complete checkpoint stays complete whenever this ends.
+
+        Args:
+            step: steps taken.
+
+        Raises:
+            CheckpointError: on every rank, if one of them cannot write.
+        """
+        path = self._folder / f"step-{step}"
+        if _from_rank_0(step in complete_steps(self._folder)):
+            _on_every_rank(lambda: self._write_rank(path))
+        else:
+            self.save(step)
+
     def _write_rank(self, path: Path) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -182,15 +200,18 @@ class RunCheckpoint:
             if match and int(match.group(1)) not in kept and int(match.group(1)) <= newest:
                 shutil.rmtree(entry, ignore_errors=True)
 
-    def load_latest(self) -> int:
+    def load_latest(self, last_step: int) -> int:
         """Load the newest complete checkpoint.
+
+        Args:
+            last_step: step at which the run is to end.
 
         Returns:
             Its step.
 
         Raises:
-            CheckpointError: if there is none, it belongs to another model, or it is damaged; for
-                damage in the part of one rank on every rank.
+            CheckpointError: if there is none, it lies beyond the last step, belongs to another
+                model, or is damaged; for damage in the part of one rank on every rank.
         """
         steps = complete_steps(self._folder)
         if not steps:
@@ -198,6 +219,10 @@ class RunCheckpoint:
                 f"{self._folder} holds no complete checkpoint; start a new run without --resume"
             )
         path = self._folder / f"step-{steps[-1]}"
+        if steps[-1] > last_step:
+            raise CheckpointError(
+                f"{path} lies beyond training.steps = {last_step}; resume with at least {steps[-1]}"
+            )
         self._check_model(path)
         try:
             self._checkpointer.load(steps[-1])

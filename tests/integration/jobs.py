@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 6
 START_LIMIT_S = 240
@@ -75,10 +77,21 @@ def start(
 
 
 def finish(job: subprocess.Popen[str]) -> str:
-    """Wait for a job that should succeed; returns its output."""
+    """Wait for a job that should succeed; returns its output.
+
+    DH05: with responses still in flight, no process of it is left.
+    """
     output, _ = job.communicate(timeout=START_LIMIT_S)
     assert job.returncode == 0, output[-4000:]
+    assert not _processes_like(job)
     return output
+
+
+def _processes_like(job: subprocess.Popen[str]) -> list[list[str]]:
+    """Command lines of running processes with the job's flags; every job has folders of its own."""
+    flags = [str(word) for word in job.args if "/" in str(word)][-1:]  # type: ignore[union-attr]
+    found = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [words for words in found if flags and flags[0] in words and "rollverify" in str(words)]
 
 
 def finish_killed(job: subprocess.Popen[str]) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from integration.jobs import (
@@ -23,6 +24,9 @@ from integration.jobs import (
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+SWITCH = {"switching.window": 3, "switching.threshold": 1.0, "checkpoint.keep": 3}
+"""Any cut within three steps ends partial rollouts."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +44,8 @@ def whole_run(workspace: Path) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def two_ranks(workspace: Path) -> Path:
-    """Folder of a run on two ranks that nothing interrupts."""
-    finish(start(workspace, "two", ranks=2))
+    """Folder of a run on two ranks that nothing interrupts; it switches to on-policy in step 3."""
+    finish(start(workspace, "two", ranks=2, settings=SWITCH))
     return folder_of(workspace, "two")
 
 
@@ -77,12 +81,22 @@ def test_no_prompt_and_no_token_is_lost(whole_run: tuple[Path, str], two_ranks: 
         for step, row in records(folder).items():
             if step == 0:
                 continue
-            fates = ("trained", "cut", "discarded", "dropped", "held")
+            fates = ("trained", "cut", "discarded", "filtered", "dropped", "held")
             assert row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in fates)
             assert row["ledger/trained"] == 4 * step
-            held = row["rollout/num_unfinished"] / 2  # groups of two
-            assert row["progress/num_prompts"] == row["ledger/trained"] + held
-            assert row["ledger/paused"] == held
+            waiting = row["ledger/paused"] + row["ledger/pending"]
+            assert row["progress/num_prompts"] == row["ledger/trained"] + waiting
+
+
+def test_ranks_switch_to_on_policy_together_and_their_prompts_come_back(two_ranks: Path) -> None:
+    rows = records(two_ranks)
+    assert [rows[step]["switching/is_on_policy"] for step in range(1, 7)] == [0, 0, 1, 1, 1, 1]
+    dropped = rows[3]["ledger/num_dropped"]
+    assert dropped == rows[3]["ledger/pending"] > 0 == rows[3]["tokens/held"]
+    for step in range(4, 7):
+        row = rows[step]
+        assert row["staleness/trained_max"] == row["rollout/num_unfinished"] == 0
+        assert row["ledger/pending"] == max(0, dropped - 4 * (step - 3))
 
 
 def test_exported_model_loads_in_transformers_and_differs_from_the_base(
@@ -120,15 +134,18 @@ def test_run_stopped_then_killed_everywhere_equals_the_uninterrupted_run(
 
 
 @pytest.mark.distributed
-def test_two_ranks_killed_in_a_rollout_and_a_checkpoint_equal_the_uninterrupted_run(
+def test_two_ranks_killed_before_and_after_the_switch_equal_the_uninterrupted_run(
     two_ranks: Path, workspace: Path
 ) -> None:
+    """In a rollout of one rank, in verification of the other, and inside a checkpoint."""
     assert all(row["sync/parity_abs_max"] <= 1e-5 for s, row in records(two_ranks).items() if s)
-    finish_killed(start(workspace, "two-broken", ranks=2, kill_at="rollout:3:1"))
+    options: dict[str, Any] = {"ranks": 2, "settings": SWITCH}
+    finish_killed(start(workspace, "two-broken", kill_at="rollout:3:1", **options))
     folder = folder_of(workspace, "two-broken")
-    resume = ("--resume", str(folder))
-    finish_killed(start(workspace, "two-broken", *resume, ranks=2, kill_at="checkpoint:4:0"))
-    finish(start(workspace, "two-broken", *resume, ranks=2))
+    for place in ("verify:5:0", "checkpoint:6:0"):
+        job = start(workspace, "two-broken", "--resume", str(folder), kill_at=place, **options)
+        finish_killed(job)
+    finish(start(workspace, "two-broken", "--resume", str(folder), **options))
     assert_same_run(folder, two_ranks, ranks=2)
 
 
@@ -136,13 +153,42 @@ def test_two_ranks_killed_in_a_rollout_and_a_checkpoint_equal_the_uninterrupted_
 def test_one_rank_goes_on_where_two_ranks_stopped(two_ranks: Path, workspace: Path) -> None:
     folder = workspace / "taken-over" / "run"
     shutil.copytree(two_ranks, folder)
-    longer = {"training.steps": STEPS + 1}
-    output = finish(start(workspace, "taken-over", "--resume", str(folder), settings=longer))
+    for step in (4, 6):
+        shutil.rmtree(folder / "checkpoints" / f"step-{step}")
+    shorter = {"training.steps": 3, "switching.enable": "false"}
+    output = finish(start(workspace, "taken-over", "--resume", str(folder), settings=shorter))
     assert "2 data ranks wrote the checkpoint; dealt out over 1" in output
-    before, after = records(two_ranks)[STEPS], records(folder)[STEPS + 1]
-    assert after["ledger/trained"] == 4 * (STEPS + 1)
+    before, after = records(two_ranks)[2], records(folder)[3]
+    assert after["ledger/trained"] == 4 * 3
     assert after["rollout/num_resumed"] > 0
     assert after["tokens/generated"] == before["tokens/generated"] + after["rollout/num_tokens"]
+
+
+def test_a_filter_with_the_engines_log_probs_and_masked_old_tokens(workspace: Path) -> None:
+    """The options that the other jobs of this module leave alone, together."""
+    settings = {
+        "training.steps": 4,
+        "method.name": "partial_rollout",
+        "verification.reference": "behavior",
+        "filter.name": "staleness",
+        "filter.max_staleness": 1,
+        "filter.discard": "group",
+        "rollout.mask_older_segments": "true",
+        "switching.enable": "false",
+        "evaluation.enable": "false",
+    }
+    finish(start(workspace, "filtered", settings=settings))
+    rows = records(folder_of(workspace, "filtered"))
+    last = rows[4]
+    assert last["ledger/filtered"] == sum(row["filter/groups_discarded"] for row in rows.values())
+    assert last["tokens/filtered"] > 0 == last["tokens/cut"]
+    assert last["progress/num_prompts"] == sum(
+        last[f"ledger/{state}"] for state in ("trained", "paused", "filtered")
+    )
+    # A finished response may have waited a step for its group; nothing older passes the filter.
+    assert all(row["staleness/trained_max"] <= 1 for row in rows.values())
+    # The engine's mismatch is told apart from staleness, also without the trainer's anchors.
+    assert all(row["mismatch/logprob_abs_max"] <= 1e-5 for row in rows.values())
 
 
 def test_refused_resume_leaves_the_run_as_it_was(

@@ -22,6 +22,8 @@ from rollverify.stages.anchor_scoring import AnchorScoring
 from rollverify.stages.ops_scoring import OpsScoring
 from rollverify.stages.verification import Verification
 from rollverify.state import StepState
+from rollverify.training.credit import CreditRule
+from rollverify.training.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
 from rollverify.training.scoring import TrajectoryScorer
 
@@ -83,14 +85,12 @@ def make_rollouter(pair: Pair, buffer: TrajectoryBuffer) -> Rollouter:
 def update(pair: Pair) -> PolicyUpdate:
     return PolicyUpdate(
         trainer=pair.trainer,
+        objective=Objective(),
+        credit=CreditRule(max_response_tokens=60),
         micro_batch_tokens=512,
         temperature=TEMPERATURE,
-        clip_low=0.2,
-        clip_high=0.3,
-        truncation_threshold=2.0,
         aggregation="token_mean",
         constant_length=60,
-        advantage_std="unbiased",
         data_group=None,
     )
 

@@ -35,6 +35,16 @@ OWN = {
         "metrics",
         "errors",
     },
+    "study": {
+        "config",
+        "errors",
+        "metrics.audit_log",
+        "metrics.names",
+        "metrics.recorder",
+        "metrics.slot_log",
+        "run_folder",
+        "shutdown",
+    },
     "errors.py": set(),
     "state.py": {"rollout.schema"},
     "hooks.py": {"metrics.names", "state", "errors"},
@@ -54,6 +64,7 @@ OUTSIDE = {
     "training": {"torch", "tensordict"},
     "metrics": {"torch", "tqdm"},
     "stages": {"torch", "tensordict"},
+    "study": {"matplotlib", "tomli"},
     "errors.py": set(),
     "state.py": {"tensordict"},
     "hooks.py": set(),
@@ -70,6 +81,7 @@ ONE_PLACE = {
     "vllm": {"rollverify/rollout/vllm_engine.py"},
     "tensorboard": {"rollverify/metrics/recorder.py"},
     "torchdata": {"rollverify/data/loader.py"},
+    "matplotlib": {"rollverify/study/plots.py"},
 }
 
 

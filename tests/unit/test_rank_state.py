@@ -26,7 +26,9 @@ ENCODED = [
 LENGTHS = {f"{g}/{s}": 3 + (5 * g + 7 * s) % 23 for g in range(100) for s in range(2)}
 
 
-def make_state(rank: int = 0, world_size: int = 1, group_size: int = 2) -> RankState:
+def make_state(
+    rank: int = 0, world_size: int = 1, group_size: int = 2, max_response_tokens: int = 30
+) -> RankState:
     """Partial rollouts of 2 groups of 2 per step with 6 requests in flight."""
     loader = PromptLoader(PROMPTS, batch_size=world_size, seed=4)
     buffer, ledger = TrajectoryBuffer(group_size=group_size), PromptLedger()
@@ -40,7 +42,7 @@ def make_state(rank: int = 0, world_size: int = 1, group_size: int = 2) -> RankS
         engine=FakeEngine(stop_after=LENGTHS),
         buffer=buffer,
         prompts=ENCODED,
-        max_response_tokens=30,
+        max_response_tokens=max_response_tokens,
         stop_token_id=EOS,
         temperature=1.0,
         run_seed=0,
@@ -68,6 +70,8 @@ def make_state(rank: int = 0, world_size: int = 1, group_size: int = 2) -> RankS
         ledger=ledger,
         queue=queue,
         rollouter=rollouter,
+        max_response_tokens=max_response_tokens,
+        temperature=1.0,
         data_rank=rank,
         data_world_size=world_size,
     )
@@ -159,3 +163,21 @@ def test_the_files_of_all_ranks_lie_side_by_side(tmp_path: Path):
         "rollout-0.safetensors",
         "rollout-1.safetensors",
     ]
+
+
+def test_a_limit_below_what_is_under_way_is_refused(tmp_path: Path):
+    state = make_state()
+    collect(state, range(3))
+    sizes = [len(t["response_ids"]) for t in state.buffer.trajectories() if not int(t["status"])]
+    state.save(tmp_path)
+    make_state(max_response_tokens=max(sizes) + 1).load(tmp_path)
+    with pytest.raises(CheckpointError, match=f"resume with at least {max(sizes) + 1}"):
+        make_state(max_response_tokens=max(sizes)).load(tmp_path)
+
+
+def test_another_temperature_is_refused(tmp_path: Path):
+    make_state().save(tmp_path)
+    other = make_state()
+    other.temperature = 0.3
+    with pytest.raises(CheckpointError, match=r"rollout\.temperature = 1\.0.*resume with the same"):
+        other.load(tmp_path)

@@ -98,6 +98,7 @@ def make_run(
             save=lambda step: note(f"save@{step}"), every_steps=0, last_step=2
         ),
         "engine": FakeEngine(events=events),
+        "save_in_flight": lambda step: note(f"save in flight@{step}"),
         "export": lambda path: note(f"export {path.name}"),
         "stop": FakeStop(events),
         "first_step": first_step,
@@ -243,17 +244,20 @@ def test_close_releases_engine_policy_and_process_group(tmp_path):
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize(("every_steps", "saved"), [("1", ["save@1"]), ("0", [])])
-def test_what_is_in_flight_is_saved_when_an_engine_gives_up(tmp_path, every_steps, saved):
-    """The second rollout fails: the trainer holds step 1, and so does the checkpoint."""
+@pytest.mark.parametrize(
+    ("every_steps", "failing", "saved"),
+    [("1", 1, ["save in flight@1"]), ("0", 1, []), ("1", 0, [])],
+)
+def test_what_is_in_flight_is_saved_when_an_engine_gives_up(tmp_path, every_steps, failing, saved):
+    """The second rollout fails: the trainer holds step 1. Before it there is nothing to keep."""
     run, events = make_run(tmp_path, "--checkpoint.every-steps", every_steps)
 
     def collect(version: int) -> tuple[list[Any], list[Any]]:
-        if version == 1:
+        if version == failing:
             raise EngineFailedError("group 7 sample 0")
         return [], []
 
     run.rollouter = SimpleNamespace(collect=collect)
     with pytest.raises(EngineFailedError, match="group 7"):
         train_to_end(run)
-    assert events[4:] == saved
+    assert events[4 * failing :] == saved

@@ -101,7 +101,7 @@ def test_a_torn_last_line_is_dropped_at_resume(make_recorder, tmp_path, caplog):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
     make_recorder(resume_step=2, tensorboard=False)
     assert read_lines(tmp_path) == [{"step": 1, "reward/mean": 0.5}]
-    assert "incomplete line" in caplog.text
+    assert "damaged line" in caplog.text
 
 
 def test_an_undeclared_key_is_refused_on_every_rank(make_recorder, tmp_path):

@@ -4,6 +4,7 @@ Arguments: rank, world size, folder. Each rank writes what it saw in each of its
 """
 
 import json
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fakes import FakeEngine
+from fakes import FakeEngine, trajectory
 from rollout_parts import make_parts, names
 
-from rollverify.errors import EngineFailedError
+from rollverify.errors import EngineFailedError, RolloutError
+from rollverify.rollout.rank_exchange import check_twins
 from rollverify.rollout.schema import num_tokens, validate_trajectory
 
 NUM_PHASES = 8
@@ -58,6 +60,7 @@ def phases(rank: int, world_size: int) -> list[dict[str, Any]]:
                 "num_added": parts.ledger.num_added,
                 "trained": parts.ledger.counts()["trained"],
                 "held": len(parts.buffer.group_ids()),
+                "held_tokens": sum(map(num_tokens, unfinished)),
             }
         )
     return seen
@@ -81,6 +84,18 @@ def failure(rank: int) -> str:
     return "no error"
 
 
+def twins(rank: int) -> list[str]:
+    """What two ranks of one tensor-parallel group are told, with equal and with other tokens."""
+    told = []
+    for response in ([5, 6], [5, 6 + rank]):
+        try:
+            check_twins(0, 1, [trajectory([1], response)])
+            told.append("")
+        except RolloutError as error:
+            told.append(str(error))
+    return told
+
+
 def main() -> None:
     rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
@@ -88,9 +103,10 @@ def main() -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
     )
-    result = {"phases": phases(rank, world_size), "failure": failure(rank)}
+    result = {"phases": phases(rank, world_size), "failure": failure(rank), "twins": twins(rank)}
     (folder / f"{rank}.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # As the program ends, too: threads of gloo may outlive the interpreter's teardown.
 
 
 if __name__ == "__main__":

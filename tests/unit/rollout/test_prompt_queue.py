@@ -60,12 +60,12 @@ def test_prompts_that_came_back_are_drawn_before_the_stream_by_group_id():
     drawn = [queue.draw() for _ in range(4)]
     for group_id, num_requests in ((3, 1), (1, 6), (2, 2)):
         queue.put_back(group_id, drawn[group_id].prompt.prompt_index, num_requests)
-    assert queue.num_returned == 3
+    assert len(queue.returned_ids()) == 3
     again = [queue.draw() for _ in range(4)]
     assert ids(again) == [(1, 1), (2, 2), (3, 3), (4, 4)]
     assert [one.num_requests for one in again] == [6, 2, 1, 0]
     assert again[0].prompt is PROMPTS[1]
-    assert (queue.num_returned, queue.num_streamed) == (0, 5)
+    assert (queue.returned_ids(), queue.num_streamed) == ([], 5)
 
 
 def test_a_prompt_may_come_back_again_after_it_was_drawn():
@@ -146,6 +146,6 @@ def test_whatever_comes_back_no_prompt_is_lost_or_drawn_twice(choices):
         elif choice < len(out):
             one = out.pop(sorted(out)[choice])
             queue.put_back(one.group_id, one.prompt.prompt_index, one.num_requests + 1)
-        assert len(out) + queue.num_returned == queue.num_streamed
-    rest = [queue.draw().group_id for _ in range(queue.num_returned)]
+        assert len(out) + len(queue.returned_ids()) == queue.num_streamed
+    rest = [queue.draw().group_id for _ in range(len(queue.returned_ids()))]
     assert rest == sorted(rest) and sorted([*out, *rest]) == list(range(queue.num_streamed))

@@ -93,6 +93,29 @@ def test_no_group_is_lost_or_held_twice_over_two_ranks(two_ranks):
     assert len(left) == len(set(left)) == 2 * held
 
 
+def test_what_waits_is_balanced_over_the_ranks_too(two_ranks):
+    """The groups that rank 1 draws are 26 tokens longer a response; scoring them is shared."""
+    for phases in zip(*(rank["phases"] for rank in two_ranks), strict=True):
+        tokens = [phase["held_tokens"] for phase in phases]
+        assert abs(tokens[0] - tokens[1]) <= 2 * 41  # one group more or less
+    assert any(
+        group % 2 != rank
+        for rank, seen in enumerate(two_ranks)
+        for phase in seen["phases"]
+        for group, _ in phase["unfinished"]
+    )
+
+
+def test_ranks_of_one_tensor_parallel_group_must_hold_the_same_tokens(two_ranks):
+    for rank in two_ranks:
+        same, other = rank["twins"]
+        assert same == "" and "sampled different tokens" in other
+
+
 def test_the_failure_of_one_engine_ends_the_phase_on_every_rank(two_ranks):
-    assert two_ranks[1]["failure"].startswith("the rollout engine failed twice in one phase")
-    assert two_ranks[0]["failure"] == "the rollout engine of 1 other rank(s) failed"
+    """Also the rank whose engine is well names the trajectories that were in flight."""
+    own, other = two_ranks[1]["failure"], two_ranks[0]["failure"]
+    assert own.startswith(
+        "the rollout engine failed and a retry did not help (RuntimeError: second"
+    )
+    assert other == f"another rank: {own}" and "group 1 sample 0" in own

@@ -70,7 +70,7 @@ def test_resumed_responses_are_sent_first_and_new_groups_only_into_free_slots():
     seen = len(parts.engine.requests)
     parts.collect(1)
     assert [r.request_id for r in parts.engine.requests[seen:]] == ["1/0", "3/0", "4/0"]
-    assert parts.rollouter.num_resumed == 1
+    assert (parts.rollouter.stats.num_resumed, parts.rollouter.stats.num_started) == (1, 2)
 
 
 def test_a_group_is_trained_on_only_when_all_its_samples_are_done():
@@ -170,7 +170,7 @@ def test_a_switch_to_on_policy_drops_what_is_unfinished_and_its_prompts_come_fir
     parts.collect(0)
     parts.rollouter.mark_trained()
     parts.rollouter.set_on_policy(True)
-    assert (parts.buffer.group_ids(), parts.queue.num_returned) == ([], 1)
+    assert (parts.buffer.group_ids(), parts.queue.returned_ids()) == ([], [1])
     assert parts.ledger.counts()["pending"] == 1 and parts.rollouter.num_dropped == 1
     finished, unfinished = parts.collect(1)
     assert (names(finished), unfinished) == ([(1, 0), (3, 0)], [])
@@ -180,6 +180,52 @@ def test_a_switch_to_on_policy_drops_what_is_unfinished_and_its_prompts_come_fir
     parts.rollouter.mark_trained()
     parts.check()
     assert parts.buffer.counts.dropped == 8
+
+
+def test_a_run_resumed_as_on_policy_drops_what_is_older():
+    parts = make_parts(short_and_long())
+    parts.collect(0)
+    parts.rollouter.mark_trained()
+    parts.rollouter.is_on_policy = True
+    finished, unfinished = parts.collect(1)
+    assert (names(finished), unfinished) == ([(1, 0), (3, 0)], [])
+    assert all(t["policy_version"].unique().tolist() == [1] for t in finished)
+    assert parts.rollouter.num_dropped == 1
+
+
+def test_what_an_on_policy_phase_left_when_its_engine_failed_goes_on():
+    parts = make_parts(short_and_long(), is_on_policy=True)
+    parts.engine.failures = []
+    parts.engine.fail_at = {3, 4}
+    with pytest.raises(EngineFailedError):
+        parts.collect(0)
+    assert parts.buffer.num_tokens == 4
+    parts.engine.fail_at = set()
+    finished, _ = parts.collect(0)
+    assert names(finished) == [(0, 0), (1, 0)] and parts.rollouter.num_dropped == 0
+    assert finished[1]["response_ids"].tolist()[:4] == [0, 1, 2, 3]
+
+
+def test_older_tokens_that_were_never_verified_can_be_dropped():
+    parts = make_parts(short_and_long())
+    _, unfinished = parts.collect(0)
+    parts.rollouter.mark_trained()
+    unfinished[0]["verified_version"] = torch.tensor(1)
+    parts.rollouter.drop_older(1, verified=True)
+    assert parts.buffer.group_ids() == [1]
+    parts.rollouter.drop_older(2, verified=True)
+    assert parts.buffer.group_ids() == [] and parts.queue.returned_ids() == [1]
+
+
+def test_a_request_that_the_engine_refuses_names_its_trajectory(monkeypatch):
+    parts = make_parts(short_and_long())
+
+    def refuse(request: object) -> None:
+        raise ValueError("no room")
+
+    monkeypatch.setattr(parts.engine, "add_request", refuse)
+    with pytest.raises(EngineFailedError, match=r"ValueError: no room.*group 0 sample 0"):
+        parts.collect(0)
 
 
 def test_one_engine_failure_is_retried_without_losing_a_token(monkeypatch):
@@ -205,7 +251,7 @@ def test_a_second_engine_failure_ends_the_phase_and_names_the_trajectories():
     parts = make_parts(short_and_long())
     parts.engine.failures = [RuntimeError("kernel failed"), RuntimeError("kernel failed again")]
     with pytest.raises(
-        EngineFailedError, match=r"again.*2 traj.*group 0 sample 0, group 1 sample 0"
+        EngineFailedError, match=r"again.*2 traj.*: group 0 sample 0, group 1 sample 0"
     ):
         parts.collect(0)
     assert parts.ledger.counts()["paused"] == 2

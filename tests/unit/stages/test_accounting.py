@@ -6,6 +6,7 @@ from rollout_parts import Parts, make_parts
 
 from rollverify.errors import LedgerError
 from rollverify.metrics.names import is_declared
+from rollverify.rollout.ledger import PromptState
 from rollverify.stages.accounting import Accounting
 from rollverify.state import StepState
 
@@ -15,7 +16,11 @@ def parts_and_hook() -> tuple[Parts, Accounting]:
     lengths = {f"{g}/0": 25 if g % 2 else 4 for g in range(20)}
     parts = make_parts(FakeEngine(stop_after=lengths))
     hook = Accounting(
-        rollouter=parts.rollouter, buffer=parts.buffer, ledger=parts.ledger, data_group=None
+        rollouter=parts.rollouter,
+        buffer=parts.buffer,
+        ledger=parts.ledger,
+        queue=parts.queue,
+        data_group=None,
     )
     return parts, hook
 
@@ -78,4 +83,33 @@ def test_moves_between_ranks_must_add_up_to_nothing():
     parts.buffer.pop_group(1, "moved")
     parts.ledger.release(1)
     with pytest.raises(LedgerError, match=r"step 1: moves between ranks.*'groups': -1"):
+        hook(state)
+
+
+def test_a_group_that_only_the_ledger_knows_is_noticed():
+    parts, hook = parts_and_hook()
+    state = run_step(parts, hook, 0)
+    parts.buffer.pop_group(1, "dropped")
+    with pytest.raises(LedgerError, match="ledger, buffer and queue do not agree on group 1"):
+        hook(state)
+
+
+def test_a_prompt_that_left_the_queue_is_noticed():
+    parts, hook = parts_and_hook()
+    run_step(parts, hook, 0)
+    parts.rollouter.set_on_policy(True)
+    state = StepState(step=2, policy_version=1)
+    hook(state)
+    assert state.metrics["ledger/pending"] == 1 and state.metrics["tokens/dropped"] == 8
+    assert state.metrics["rollout/tokens_to_regenerate"] == 8
+    parts.queue.draw()
+    with pytest.raises(LedgerError, match="do not agree on group 1"):
+        hook(state)
+
+
+def test_a_group_left_running_is_noticed():
+    parts, hook = parts_and_hook()
+    state = run_step(parts, hook, 0)
+    parts.ledger.move(1, PromptState.RUNNING)
+    with pytest.raises(LedgerError, match="do not agree on group 1"):
         hook(state)

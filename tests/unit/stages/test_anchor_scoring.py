@@ -26,6 +26,14 @@ def test_only_tokens_without_an_anchor_get_one():
     assert one["behavior_logprobs"].tolist() == [-1.0, -2.0, -3.0]
 
 
+def test_an_older_token_without_an_anchor_stays_without():
+    """Its version is gone: the score now would hide how far the policy has moved since."""
+    one = paused({1: [-1.0, -2.0], 2: [-3.0]}, has_anchors=False)
+    run([one], {(0, 0): [-9.0, -9.0, -3.5]})
+    assert one["anchor_logprobs"].isnan().tolist() == [True, True, False]
+    assert one["anchor_logprobs"][2].item() == -3.5
+
+
 def test_only_trajectories_with_a_new_segment_are_scored():
     done = paused({1: [-1.0]}, sample=0)
     new = paused({2: [-1.0, -2.0]}, sample=1, has_anchors=False)

@@ -73,7 +73,7 @@ def test_a_discarded_group_is_given_up_for_good():
     assert [int(one["group_id"]) for one in state.unfinished] == [1, 1]
     assert stage.trajectories == state.unfinished
     assert len(stage.ops) == 1
-    assert buffer.counts.discarded == 4  # The young sample of the group goes too.
+    assert buffer.counts.filtered == 4  # The young sample of the group goes too.
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,19 @@ def test_a_log_prob_that_is_not_finite_names_the_trajectory():
     ):
         scoring(UPDATED | {(1, 0): [float("-inf")]})(state())
     made = state()
-    made.unfinished[0]["anchor_logprobs"] = torch.tensor([-1.0, float("nan")])
+    made.unfinished[0]["anchor_logprobs"] = torch.tensor([-1.0, float("inf")])
     with pytest.raises(RolloutError, match="group 0 sample 0: anchor_logprobs of response token 1"):
         scoring(UPDATED)(made)
+
+
+def test_a_token_without_an_anchor_is_compared_with_the_engine():
+    """After a resume with the reference changed from behavior to anchor."""
+    stage, plain = scoring(UPDATED), scoring(UPDATED)
+    made, usual = state(), state()
+    made.unfinished[0]["anchor_logprobs"].fill_(float("nan"))  # Else equal to the engine's.
+    stage(made)
+    plain(usual)
+    assert torch.equal(stage.ops, plain.ops)
 
 
 def test_dropped_trajectories_leave_list_ops_and_layout():

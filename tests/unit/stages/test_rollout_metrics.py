@@ -15,9 +15,11 @@ from rollverify.state import StepState
 
 def hook(**changes: object) -> tuple[RolloutMetrics, list[tuple[str, str, int]]]:
     texts: list[tuple[str, str, int]] = []
-    stats = GenerationStats(num_tokens=10, num_steps=5, num_started=3, slot_steps=15, capacity=20)
+    stats = GenerationStats(
+        num_tokens=10, num_steps=5, num_started=3, num_resumed=2, slot_steps=15, capacity=20
+    )
     settings = {
-        "rollouter": SimpleNamespace(stats=stats, num_resumed=2),
+        "rollouter": SimpleNamespace(stats=stats),
         "decode": lambda ids: "".join(chr(97 + i) for i in ids),
         "log_text": lambda tag, text, step: texts.append((tag, text, step)),
         "text_samples": 2,

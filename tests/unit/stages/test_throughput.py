@@ -42,6 +42,7 @@ def test_the_share_of_verification_leaves_evaluation_and_checkpoints_out():
     state.phase_s = {"rollout": 2.1, "train": 0.4, "verify": 0.25}
     Throughput(weight_sync=Sync())(state)
     assert state.metrics["verification/scoring_s"] == pytest.approx(0.3)
+    assert state.metrics["rollout/tokens_per_s"] == pytest.approx(1 / (2.1 - 0.1))
     # (0.1 + 0.25) of 2.1 + 0.4 + 0.25 + 0.25 seconds; the anchors are scored in the rollout phase.
     assert state.metrics["verification/step_frac"] == pytest.approx(0.35 / 3.0)
 

@@ -76,6 +76,8 @@ def verify(
     scorer = TrajectoryScorer(
         trainer=trainer, micro_batch_tokens=16, temperature=1.0, data_group=group
     )
+    for one, anchor in zip(state.unfinished, scorer.score(state.unfinished), strict=True):
+        one["anchor_logprobs"] = anchor  # As if taken in each version's own step.
     AnchorScoring(scorer)(state)
     own = 0.9 * torch.cat([torch.zeros(0), *scorer.score(state.unfinished)])
     state.metrics |= trained_metrics(state.unfinished, own, VERSION, group)

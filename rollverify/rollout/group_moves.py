@@ -1,0 +1,68 @@
+"""Moves of whole groups out of a rank's buffer: back to the prompt queue, or to another rank.
+
+Buffer, ledger and queue are changed together here, so that none of them loses a group. Does not
+decide which groups go.
+"""
+
+from collections.abc import Iterable
+
+import torch.distributed as dist
+
+from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.ledger import PromptLedger, PromptState
+from rollverify.rollout.prompt_queue import PromptQueue
+from rollverify.rollout.rank_exchange import balance, exchange, gather, tokens_of
+
+
+def drop_groups(
+    group_ids: Iterable[int], buffer: TrajectoryBuffer, ledger: PromptLedger, queue: PromptQueue
+) -> int:
+    """Give up what paused groups hold; their prompts return to the head of the queue.
+
+    They start again with sampling streams that were not used before.
+
+    Args:
+        group_ids: groups of the buffer, none of them running.
+        buffer: loses them.
+        ledger: books them as pending.
+        queue: gets their prompts.
+
+    Returns:
+        How many groups were dropped.
+    """
+    dropped = list(group_ids)
+    for group_id in dropped:
+        group = buffer.pop_group(group_id, "dropped")
+        ledger.move(group_id, PromptState.PENDING)
+        num_requests = max(int(one["num_requests"]) for one in group)
+        queue.put_back(group_id, int(group[0]["prompt_index"]), num_requests)
+    return len(dropped)
+
+
+def balance_buffers(
+    buffer: TrajectoryBuffer, ledger: PromptLedger, rank: int, group: dist.ProcessGroup | None
+) -> None:
+    """Even out the tokens that the ranks' buffers hold, so that none waits for another to score.
+
+    Args:
+        buffer: this rank's, with paused groups only.
+        ledger: this rank's.
+        rank: this rank's place among the data ranks.
+        group: the data ranks; None where there is one.
+
+    Source:
+        Our choice; collective: yes, over `group`.
+    """
+    if group is None:
+        return
+    held = {group_id: buffer.group(group_id) for group_id in buffer.group_ids()}
+    moves = balance(gather(tokens_of(held), group))
+    leaving = [group_id for group_id, source, _ in moves if source == rank]
+    parcel = {group_id: held[group_id] for group_id in leaving}
+    states = {group_id: str(ledger.release(group_id)) for group_id in leaving}
+    for group_id in leaving:
+        buffer.pop_group(group_id, "moved")
+    all_states = {g: state for part in gather(states, group) for g, state in part.items()}
+    for group_id, members in exchange(parcel, moves, rank, group).items():
+        buffer.add_group(members)
+        ledger.adopt(group_id, PromptState(all_states[group_id]))
