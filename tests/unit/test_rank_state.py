@@ -6,6 +6,7 @@ import pytest
 from fakes import EOS, FakeEngine
 from rollout_parts import names
 
+from rollverify.algorithms.filtering import keep_by_staleness, trajectory_staleness
 from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
 from rollverify.errors import CheckpointError
@@ -16,6 +17,7 @@ from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
 from rollverify.rollout.request_loop import RequestLoop
 from rollverify.rollout.rollouter import Rollouter
+from rollverify.training.responses import flat, response_layout
 
 NUM_PROMPTS = 11
 PROMPTS = [Prompt(prompt_id=f"q{i}", text=str(i), answer="a") for i in range(NUM_PROMPTS)]
@@ -181,3 +183,23 @@ def test_another_temperature_is_refused(tmp_path: Path):
     other.temperature = 0.3
     with pytest.raises(CheckpointError, match=r"rollout\.temperature = 1\.0.*resume with the same"):
         other.load(tmp_path)
+
+
+def test_the_staleness_limit_holds_after_a_resume(tmp_path: Path):
+    """DC09: what a filter would keep does not depend on whether the run was stopped."""
+
+    def kept(state: RankState, version: int) -> list[tuple[int, int]]:
+        held = state.buffer.trajectories()
+        versions = flat(held, "policy_version")
+        ages = trajectory_staleness(versions, response_layout(held), version)
+        names_kept = zip(names(held), keep_by_staleness(ages, 1).tolist(), strict=True)
+        return [name for name, is_kept in names_kept if is_kept]
+
+    state, resumed = make_state(), make_state()
+    collect(state, range(5))
+    state.save(tmp_path)
+    resumed.load(tmp_path)
+    expected = kept(state, 5)
+    assert 0 < len(expected) < len(state.buffer.trajectories())
+    assert kept(resumed, 5) == expected
+    assert resumed.buffer.counts == state.buffer.counts
