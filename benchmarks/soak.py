@@ -7,7 +7,6 @@ be there once, every prompt and token accounted for, the memory flat and no proc
 
 import argparse
 import json
-import os
 import random
 import signal
 import statistics
@@ -51,11 +50,12 @@ END_LIMIT_S = 20
 
 
 def processes_of(workspace: Path) -> list[psutil.Process]:
-    """Processes with the workspace on their command line, this one left out."""
+    """RollVerify's processes with the workspace on their command line."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if process.pid != os.getpid() and any(str(workspace) in word for word in words):
+        is_ours = any(word.startswith("rollverify.") for word in words)
+        if is_ours and any(str(workspace) in word for word in words):
             found.append(process)
     return found
 
