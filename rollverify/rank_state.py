@@ -19,7 +19,7 @@ from rollverify.rollout.prompt_queue import PromptQueue
 from rollverify.rollout.rank_file import load_rank_file, save_rank_file
 from rollverify.rollout.redistribution import redistribute
 from rollverify.rollout.rollouter import Rollouter
-from rollverify.rollout.schema import Status
+from rollverify.rollout.schema import is_finished
 
 logger = logging.getLogger(__name__)
 FILE_NAME = "rollout-{rank}.safetensors"
@@ -116,7 +116,7 @@ class RankState:
     def _check_length(self, trajectory: TensorDict) -> None:
         """A response under way must leave room for a token."""
         size, limit = len(trajectory["response_ids"]), self.max_response_tokens
-        if int(trajectory["status"]) == Status.UNFINISHED and size >= limit:
+        if not is_finished(trajectory) and size >= limit:
             raise CheckpointError(
                 f"the checkpoint holds an unfinished response of {size} tokens and "
                 f"rollout.max_response_tokens is {limit}; resume with at least {size + 1}"

@@ -8,12 +8,11 @@ against version 3, response token 17 had OPS 2.3, so it and the 4 after it are g
 "segment", "ops" is the mean over the segment that begins at "index".
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from rollverify.metrics.json_lines import open_for_resume
+from rollverify.metrics.json_lines import JsonLines
 
 CUTS_FILE = "cuts.jsonl"
 
@@ -22,20 +21,8 @@ class AuditLog:
     """One per process, made after the run's folder; every rank calls the same methods."""
 
     def __init__(self, folder: Path, *, rank: int, resume_step: int = 0) -> None:
-        """Open the file on rank 0; what it holds of steps after `resume_step` is dropped.
-
-        Args:
-            folder: the run's folder; made if missing.
-            rank: this process's global rank.
-            resume_step: last step that is kept from an earlier process; 0 for a new run.
-
-        Raises:
-            OSError: if the folder cannot be written.
-        """
-        self._file: TextIO | None = None
-        if rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = open_for_resume(folder / CUTS_FILE, resume_step)
+        """Open the file in the run's folder, see `JsonLines`."""
+        self._lines = JsonLines(folder / CUTS_FILE, rank=rank, resume_step=resume_step)
 
     def write(self, step: int, cuts: Sequence[Mapping[str, Any]]) -> None:
         """Append the cuts of a step and flush them.
@@ -47,14 +34,8 @@ class AuditLog:
         Raises:
             ValueError: if a value is not finite.
         """
-        if self._file is None:
-            return
-        lines = [json.dumps({"step": step, **cut}, allow_nan=False) + "\n" for cut in cuts]
-        self._file.write("".join(lines))
-        self._file.flush()
+        self._lines.append(step, cuts)
 
     def close(self) -> None:
         """Close the file; may be called twice."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
+        self._lines.close()

@@ -1,13 +1,14 @@
 """A file of JSON lines, each with a step, that a resumed run goes on writing.
 
-Does not decide what a line holds, nor which rank writes.
+Does not decide what a line holds.
 """
 
 import json
 import logging
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 logger = logging.getLogger(__name__)
 
@@ -41,3 +42,45 @@ def open_for_resume(path: Path, resume_step: int) -> TextIO:
     rewritten.write_text("".join(kept), encoding="utf-8")
     os.replace(rewritten, path)
     return path.open("a", encoding="utf-8")
+
+
+class JsonLines:
+    """A file of JSON lines, one or more per step. One per process; only rank 0 writes."""
+
+    def __init__(self, path: Path, *, rank: int, resume_step: int = 0) -> None:
+        """Open the file on rank 0; what it holds of steps after `resume_step` is dropped.
+
+        Args:
+            path: the file; its folder is made if missing.
+            rank: this process's global rank.
+            resume_step: last step that is kept from an earlier process; 0 for a new run.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        self._file: TextIO | None = None
+        if rank == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_for_resume(path, resume_step)
+
+    def append(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append the lines of a step and flush them.
+
+        Args:
+            step: the iteration's step, put into every line.
+            records: JSON values of each line, finite.
+
+        Raises:
+            ValueError: if a value is not finite.
+        """
+        if self._file is None:
+            return
+        lines = [json.dumps({"step": step, **one}, allow_nan=False) + "\n" for one in records]
+        self._file.write("".join(lines))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None

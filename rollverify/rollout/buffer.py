@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from rollverify.errors import LedgerError, RolloutError
 from rollverify.rollout import segments
-from rollverify.rollout.schema import Status, name_of, validate_trajectory
+from rollverify.rollout.schema import Status, is_finished, name_of, validate_trajectory
 from rollverify.rollout.token_counts import TokenCounts
 
 Fate = Literal["trained", "filtered", "dropped", "moved"]
@@ -81,7 +81,7 @@ class TrajectoryBuffer:
             raise ValueError(f"the buffer already holds group {group_id}")
         self._groups[group_id] = group
         self._group_of |= {id(one): group_id for one in group}
-        self._num_finished[group_id] = sum(map(_is_finished, group))
+        self._num_finished[group_id] = sum(map(is_finished, group))
         self._num_complete += self._is_complete(group_id)
         num_tokens = sum(map(_num_response_tokens, group))
         self._num_tokens += num_tokens
@@ -133,7 +133,7 @@ class TrajectoryBuffer:
             RolloutError: if the trajectory is finished, or see `append_segment`.
         """
         self._group_id(trajectory)
-        if _is_finished(trajectory):
+        if is_finished(trajectory):
             raise RolloutError(f"{name_of(trajectory)} is finished and was generated further")
         segments.append_segment(
             trajectory,
@@ -157,9 +157,9 @@ class TrajectoryBuffer:
         Raises:
             ValueError: if an unfinished response is given a reward.
         """
-        group_id, was_finished = self._group_id(trajectory), _is_finished(trajectory)
+        group_id, was_finished = self._group_id(trajectory), is_finished(trajectory)
         segments.set_outcome(trajectory, status, reward)
-        self._count_finished(group_id, _is_finished(trajectory) - was_finished)
+        self._count_finished(group_id, is_finished(trajectory) - was_finished)
 
     def truncate(self, trajectory: TensorDict, num_kept: int) -> int:
         """Keep the first tokens of the response; see `segments.truncate`.
@@ -224,7 +224,7 @@ class TrajectoryBuffer:
                 someone else: generated + moved in == trained + thrown away + held.
         """
         held = sum(map(_num_response_tokens, self.trajectories()))
-        complete = sum(all(map(_is_finished, group)) for group in self._groups.values())
+        complete = sum(all(map(is_finished, group)) for group in self._groups.values())
         expected = self.counts.num_left + self._num_moved_in
         if held != expected or held != self._num_tokens:
             raise LedgerError(
@@ -260,16 +260,12 @@ class TrajectoryBuffer:
         self._num_complete += self._is_complete(group_id)
 
     def _truncate(self, trajectory: TensorDict, num_kept: int) -> int:
-        group_id, was_finished = self._group_id(trajectory), _is_finished(trajectory)
+        group_id, was_finished = self._group_id(trajectory), is_finished(trajectory)
         num_cut = _num_response_tokens(trajectory) - num_kept
         segments.truncate(trajectory, num_kept)
-        self._count_finished(group_id, _is_finished(trajectory) - was_finished)
+        self._count_finished(group_id, is_finished(trajectory) - was_finished)
         self._num_tokens -= num_cut
         return num_cut
-
-
-def _is_finished(trajectory: TensorDict) -> bool:
-    return int(trajectory["status"]) != Status.UNFINISHED
 
 
 def _num_response_tokens(trajectory: TensorDict) -> int:

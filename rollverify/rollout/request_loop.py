@@ -13,7 +13,7 @@ from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from rollverify.rollout.generation import GenerationStats
 from rollverify.rollout.prompt_queue import EncodedPrompt
-from rollverify.rollout.schema import Status, name_of
+from rollverify.rollout.schema import Status, is_finished, name_of
 from rollverify.rollout.seeds import request_seed
 from rollverify.rollout.segments import status_after
 
@@ -91,7 +91,7 @@ class RequestLoop:
             EngineFailedError: if the engine does not take the request.
         """
         name = f"{int(trajectory['group_id'])}/{int(trajectory['sample_index'])}"
-        if name in self._in_flight or int(trajectory["status"]) != Status.UNFINISHED:
+        if name in self._in_flight or is_finished(trajectory):
             raise RolloutError(f"{name_of(trajectory)} is running or finished; it cannot start")
         response = trajectory["response_ids"].tolist()
         seed = request_seed(
@@ -169,7 +169,7 @@ class RequestLoop:
             raise EngineFailedError(_failure(running, second)) from second
         finished = self._store_paused(completions)
         for trajectory in running:
-            if int(trajectory["status"]) == Status.UNFINISHED:
+            if not is_finished(trajectory):
                 self.start(trajectory)
         return finished
 
@@ -178,7 +178,7 @@ class RequestLoop:
         if self._in_flight:
             lost = sorted(self._in_flight)
             raise RolloutError(f"the engine lost {len(lost)} requests at the pause: {lost[:3]}")
-        return [one for one in stored if int(one["status"]) != Status.UNFINISHED]
+        return list(filter(is_finished, stored))
 
     def _store(self, completion: Completion) -> TensorDict:
         """Append what a request generated, and grade the response if that ends it."""

@@ -31,7 +31,7 @@ from rollverify.rollout.rank_exchange import (
     tokens_of,
 )
 from rollverify.rollout.request_loop import RequestLoop
-from rollverify.rollout.schema import Status, new_trajectory
+from rollverify.rollout.schema import is_finished, new_trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -252,9 +252,7 @@ class Rollouter:
 
     def _waiting(self, policy_version: int) -> list[TensorDict]:
         """Unfinished trajectories: those with tokens, then empty ones, by group and sample."""
-        unfinished = [
-            one for one in self._buffer.trajectories() if int(one["status"]) == Status.UNFINISHED
-        ]
+        unfinished = [one for one in self._buffer.trajectories() if not is_finished(one)]
         if self._must_be_verified:
             # Finished responses that wait for their group are trained on later: they count too.
             check_verified(self._buffer.trajectories(), policy_version)

@@ -140,6 +140,11 @@ def new_trajectory(
     return trajectory
 
 
+def is_finished(trajectory: TensorDict) -> bool:
+    """Whether the response has ended, by the stop token or at the limit."""
+    return int(trajectory["status"]) != Status.UNFINISHED
+
+
 def num_tokens(trajectory: TensorDict) -> int:
     """Prompt plus response tokens."""
     return len(trajectory["prompt_ids"]) + len(trajectory["response_ids"])
