@@ -198,10 +198,10 @@ class Rollouter:
             self._draw_group()
         waiting = self._waiting(policy_version)
         self._loop.begin(policy_version, min(self._max_num_seqs, max(1, len(waiting))))
-        for trajectory in waiting:
-            self._start(trajectory)
         failure = None
         try:
+            for trajectory in waiting:
+                self._start(trajectory)
             while self._loop.num_in_flight:
                 self._loop.step()
         except EngineFailedError as error:

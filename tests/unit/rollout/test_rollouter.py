@@ -6,7 +6,7 @@ from fakes import EOS, FakeEngine
 from rollout_parts import Parts, make_parts, names
 
 from rollverify.errors import EngineFailedError, UnverifiedTrajectoryError
-from rollverify.rollout.engine import Completion
+from rollverify.rollout.engine import Completion, GenerationRequest
 from rollverify.rollout.schema import Status
 from rollverify.rollout.seeds import request_seed
 
@@ -217,15 +217,21 @@ def test_older_tokens_that_were_never_verified_can_be_dropped():
     assert parts.buffer.group_ids() == [] and parts.queue.returned_ids() == [1]
 
 
-def test_a_request_that_the_engine_refuses_names_its_trajectory(monkeypatch):
-    parts = make_parts(short_and_long())
+@pytest.mark.parametrize("is_on_policy", [False, True])
+def test_a_request_that_the_engine_refuses_names_its_trajectory(monkeypatch, is_on_policy):
+    """The ranks agree on the failure, and what was already running is paused."""
+    parts = make_parts(short_and_long(), is_on_policy=is_on_policy)
+    real = parts.engine.add_request
 
-    def refuse(request: object) -> None:
-        raise ValueError("no room")
+    def refuse_the_second(request: GenerationRequest) -> None:
+        if request.request_id == "1/0":
+            raise ValueError("no room")
+        real(request)
 
-    monkeypatch.setattr(parts.engine, "add_request", refuse)
-    with pytest.raises(EngineFailedError, match=r"ValueError: no room.*group 0 sample 0"):
+    monkeypatch.setattr(parts.engine, "add_request", refuse_the_second)
+    with pytest.raises(EngineFailedError, match=r"ValueError: no room.*group 1 sample 0"):
         parts.collect(0)
+    assert parts.ledger.counts()["paused"] == 1 and parts.engine.num_unfinished == 0
 
 
 def test_one_engine_failure_is_retried_without_losing_a_token(monkeypatch):
