@@ -24,7 +24,8 @@ class FakeEngine:
     Every running request gets one token per step; more requests than `max_num_seqs` wait. The
     position goes on where a resumed request's response ends, with prompts of `prompt_tokens`.
     `stop_after` ends a response with the stop token after so many tokens: {request id: tokens}, the
-    stop token included.
+    stop token included. With `records_routing` the token at position j of the context went, under
+    version v, to experts 10 v + j + 1 and 100 (1 layer, 2 per token).
     """
 
     def __init__(
@@ -36,7 +37,9 @@ class FakeEngine:
         parameters: Iterable[str] = ("w",),
         prompt_tokens: int = 1,
         max_num_seqs: int = 1_000_000,
+        records_routing: bool = False,
     ) -> None:
+        self.records_routing = records_routing
         self.version = version
         self.events = events if events is not None else []
         self.stop_after = stop_after or {}
@@ -81,12 +84,18 @@ class FakeEngine:
         return [self._completion(name, "paused") for name in list(self._running)]
 
     def _completion(self, name: str, reason: FinishReason) -> Completion:
-        _, tokens = self._running.pop(name)
+        request, tokens = self._running.pop(name)
+        experts = None
+        if self.records_routing and tokens:
+            first = 10 * self.version + 1
+            fed = len(request.token_ids) + len(tokens) - 1
+            experts = torch.tensor([[[first + j, 100]] for j in range(fed)], dtype=torch.uint8)
         return Completion(
             request_id=name,
             token_ids=list(tokens),
             logprobs=[-0.1 * (self.version + 1)] * len(tokens),
             finish_reason=reason,
+            routed_experts=experts,
         )
 
     @property
@@ -197,6 +206,13 @@ class ScoringTrainer(FakeTrainer):
         self.scored_rows += rows
         every = (self.logits.detach() / temperature).log_softmax(dim=-1)
         return [every[row.tokens, row.targets].float() for row in rows]
+
+    def score_and_route(
+        self, rows: Sequence[PackedRow], *, temperature: float
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Its router sends a token to the expert of its position (1 layer, 1 per token)."""
+        routes = [row.positions[:, None, None].to(torch.int16) for row in rows]
+        return self.score(rows, temperature=temperature), routes
 
 
 class FakeScorer:

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
-from rollverify.rollout.request_loop import RequestLoop
+from rollverify.rollout.request_loop import RequestLoop, ResumedRouting
 from rollverify.rollout.rollouter import Rollouter
 
 NUM_PROMPTS = 1000
@@ -62,6 +62,7 @@ def make_parts(
     group_size: int = 1,
     max_response_tokens: int = 1000,
     mask_older: bool = False,
+    routing: ResumedRouting | None = None,
     **changes: Any,
 ) -> Parts:
     """Two groups per step, two requests in flight, partial rollouts without verification."""
@@ -91,6 +92,7 @@ def make_parts(
         temperature=0.7,
         run_seed=3,
         mask_older=mask_older,
+        routing=routing,
     )
     rollouter = Rollouter(
         loop=loop, buffer=buffer, queue=queue, ledger=ledger, group_size=group_size, **values

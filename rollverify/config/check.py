@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RESERVED_ENGINE_OPTIONS = {
     "dtype": "set engine.dtype instead",
+    "enable_return_routed_experts": "set routing_replay.mode = 'engine' instead",
     "enforce_eager": "set engine.enforce_eager instead",
     "generation_config": "it would change sampling; set the keys of [rollout] instead",
     "gpu_memory_utilization": "set engine.gpu_memory_utilization instead",
@@ -42,6 +43,7 @@ def check_rules(config: Config) -> None:
     _check_sampling(config)
     _check_sizes(config)
     _check_filter(config)
+    _check_routing_replay(config)
     _check_engine_options(config)
     _check_schedule(config)
     check_loss_rules(config)
@@ -134,6 +136,18 @@ def _check_filter(config: Config) -> None:
             ("filter.name", "method.name"),
             f"filter.name = {options.name!r} discards unfinished responses, but method.name = "
             "'on_policy' leaves none; set filter.name = 'off' or method.name = 'partial_rollout'",
+        )
+
+
+def _check_routing_replay(config: Config) -> None:
+    """Refuse a replay that nobody records."""
+    mode, reference = config.routing_replay.mode, config.verification.reference
+    if mode == "trainer" and reference != "anchor" and config.method.name != "on_policy":
+        raise RuleError(
+            ("routing_replay.mode", "verification.reference"),
+            "routing_replay.mode = 'trainer' records experts in the anchor pass, which "
+            f"verification.reference = {reference!r} leaves out; set verification.reference = "
+            "'anchor' or routing_replay.mode = 'engine'",
         )
 
 

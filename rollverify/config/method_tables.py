@@ -1,6 +1,7 @@
-"""Tables [method], [verification], [switching] and [filter]: what becomes of unfinished responses.
+"""Tables [method], [verification], [switching], [filter] and [routing_replay].
 
-They hold neither sampling nor optimizer settings; those are in `rollout_tables` and
+They say what becomes of unfinished responses, and of what is known of their tokens. They hold
+neither sampling nor optimizer settings; those are in `rollout_tables` and
 `training_tables`.
 """
 
@@ -73,3 +74,23 @@ class FilterConfig(Table):
     discard: Literal["trajectory", "group"] = "trajectory"
     """trajectory: the response starts again from its prompt. group: the prompt is given up with all
     its responses."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class RoutingReplayConfig(Table):
+    """Experts of mixture-of-experts models: whose choice the trainer repeats.
+
+    Without replay, engine and trainer can send a token to different experts, and a small difference
+    of numbers becomes a large one of log-probs.
+    """
+
+    mode: Literal["off", "trainer", "engine"] = "off"
+    """off: the router chooses in every pass. trainer: scoring after the step, and the steps of
+    several minibatches, repeat the choice of the trainer's first pass (R2). engine: training and
+    scoring repeat the choice that the engine made when it sampled (R3)."""
+    on_resume: Literal["keep", "replace"] = "keep"
+    """With mode engine, experts of the tokens that a resumed response holds. keep: as when they
+    were sampled. replace: as the new policy chose when it read them again."""
+    measure_every: Annotated[int, Range(ge=0)] = 0
+    """Steps between two measurements of engine against trainer without replay, each a forward pass
+    over the batch; 0 measures never."""

@@ -18,6 +18,7 @@ from rollverify.config.loss_tables import (
 from rollverify.config.method_tables import (
     FilterConfig,
     MethodConfig,
+    RoutingReplayConfig,
     SwitchingConfig,
     VerificationConfig,
 )
@@ -117,6 +118,8 @@ class Config:
     """The change to on-policy rollouts."""
     filter: FilterConfig = field(default_factory=FilterConfig)
     """Baselines that discard unfinished responses."""
+    routing_replay: RoutingReplayConfig = field(default_factory=RoutingReplayConfig)
+    """Experts of mixture-of-experts models."""
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     """The built-in task and base model."""
     model: ModelConfig = field(default_factory=ModelConfig)

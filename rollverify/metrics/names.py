@@ -96,6 +96,17 @@ METRICS: dict[str, Metric] = {
     "mismatch/logprob_abs_max": Metric("nats", "largest |anchor - behavior|"),
     "mismatch/k3_nats": Metric("nats", "k3 estimate of KL(behavior || anchor)"),
     "mismatch/age_<age>": Metric("nats", "mean |anchor - behavior| of loss tokens of this age"),
+    "mismatch/native_abs_mean": Metric("nats", "mean |own - behavior| of new tokens, no replay"),
+    "mismatch/native_abs_max": Metric("nats", "largest |own - behavior| of new tokens, no replay"),
+    # Experts, in the passes with gradient; only of models that have any.
+    "routing/changed_frac": Metric("share", "tokens the router would send elsewhere, layer mean"),
+    "routing/changed_layer_<layer>_frac": Metric("share", "the same of one layer"),
+    "routing/load_max": Metric("1", "tokens of the fullest expert over the mean, worst layer"),
+    "routing/load_layer_<layer>_max": Metric("1", "the same of one layer"),
+    "routing/bytes_per_token": Metric("bytes", "recorded expert ids of a token, all layers"),
+    "routing/reprefill_changed_frac": Metric(
+        "share", "tokens of resumed contexts that the new policy sends to other experts"
+    ),
     # Of the configured correction; with "none" of truncation by token, which is not applied then.
     "correction/weight_mean": Metric("1", "mean importance weight over loss tokens"),
     "correction/truncated_frac": Metric("share", "loss tokens whose weight hit the threshold"),

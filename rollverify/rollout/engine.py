@@ -49,6 +49,10 @@ class Completion:
     """`stop` where the stop token was drawn, `length` where `max_tokens` was reached, `paused`
     where the request was ended from outside."""
 
+    routed_experts: Tensor | None = None
+    """[F, L, K] uint8 or int16; experts of the F tokens fed, which are the request's ids and all
+    generated ones but the last; None where the engine records none or nothing was generated."""
+
 
 class RolloutEngine(Protocol):
     """A generation engine that lives in this process and holds its own copy of the weights."""

@@ -32,6 +32,12 @@ class GenerationStats:
     capacity: int = 0
     """Slots the engine could have filled, summed over steps."""
 
+    num_held_rows: int = 0
+    """Rows of expert ids that resumed responses held; not filled by evaluation."""
+
+    num_changed_rows: int = 0
+    """Of these, rows that the new policy's forward pass routes to other experts."""
+
     active: list[int] = field(default_factory=list[int])
     """Requests unfinished, capped at the engine's slots, at each step; not filled by evaluation."""
 

@@ -3,7 +3,8 @@
 Does not decide what the values are or where the file lies.
 
 Layout: safetensors. Every key of the schema is one array, the trajectories one after the other;
-`prompt_lengths` and `response_lengths` say where each begins. The metadata hold the values as JSON,
+`prompt_lengths` and `response_lengths` say where each begins, and `routing_lengths` where its
+expert ids do, if any trajectory has them. The metadata hold the values as JSON,
 the schema's number and a BLAKE2b digest over arrays and values.
 """
 
@@ -21,12 +22,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rollverify.errors import CheckpointError
-from rollverify.rollout.schema import FIELDS, validate_trajectory
+from rollverify.rollout.routing import num_rows
+from rollverify.rollout.schema import FIELDS, ROUTING, validate_trajectory
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Changes with the keys of a trajectory or the layout of the file."""
 
 LENGTHS = {"prompt": "prompt_lengths", "response": "response_lengths"}
+ROUTING_LENGTHS = "routing_lengths"
 _OLDER = "delete its folder to resume from the checkpoint before"
 
 
@@ -125,11 +128,17 @@ def _joined(trajectories: list[TensorDict]) -> dict[str, Tensor]:
     for per, name in LENGTHS.items():
         lengths = [len(one[f"{per}_ids"]) for one in trajectories]
         arrays[name] = torch.tensor(lengths, dtype=torch.int64)
+    rows = [num_rows(one) for one in trajectories]
+    if any(rows):
+        arrays[ROUTING] = torch.cat([one[ROUTING] for one in trajectories if ROUTING in one])
+        arrays[ROUTING_LENGTHS] = torch.tensor(rows, dtype=torch.int64)
     return arrays
 
 
 def _split(arrays: dict[str, Tensor]) -> list[TensorDict]:
     """Undo `_joined`. Copies, so that no trajectory keeps the memory of all."""
+    arrays = dict(arrays)
+    routing, rows = arrays.pop(ROUTING, None), arrays.pop(ROUTING_LENGTHS, None)
     lengths = {per: arrays[name].tolist() for per, name in LENGTHS.items()}
     if not lengths["prompt"]:
         return []
@@ -137,10 +146,15 @@ def _split(arrays: dict[str, Tensor]) -> list[TensorDict]:
     for key in arrays.keys() - set(LENGTHS.values()):
         per = FIELDS[key].per
         columns[key] = arrays[key].split(lengths[per]) if per else arrays[key].unbind()
-    return [
+    trajectories = [
         TensorDict({key: part.clone() for key, part in zip(columns, parts, strict=True)}, [])
         for parts in zip(*columns.values(), strict=True)
     ]
+    if routing is not None and rows is not None:
+        for one, part in zip(trajectories, routing.split(rows.tolist()), strict=True):
+            if len(part):
+                one[ROUTING] = part.clone()
+    return trajectories
 
 
 def _digest(arrays: dict[str, Tensor], text: str) -> str:

@@ -5,19 +5,25 @@ Does not decide which trajectory runs or when to stop; `rollouter.py` does.
 
 import logging
 from collections.abc import Sequence
+from typing import Literal
 
 from tensordict import TensorDict
+from torch import Tensor
 
 from rollverify.errors import EngineFailedError, RolloutError
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from rollverify.rollout.generation import GenerationStats
 from rollverify.rollout.prompt_queue import EncodedPrompt
+from rollverify.rollout.routing import join_routing, num_changed_rows, num_rows
 from rollverify.rollout.schema import Status, is_finished, name_of
 from rollverify.rollout.seeds import request_seed
 from rollverify.rollout.segments import status_after
 
 logger = logging.getLogger(__name__)
+
+ResumedRouting = Literal["keep", "replace"]
+"""keep: rows stay those that tokens were sampled with. replace: rows of the new forward pass."""
 
 
 class RequestLoop:
@@ -34,6 +40,7 @@ class RequestLoop:
         temperature: float,
         run_seed: int,
         mask_older: bool,
+        routing: ResumedRouting | None = None,
     ) -> None:
         """Set up; nothing is started yet.
 
@@ -47,6 +54,8 @@ class RequestLoop:
             run_seed: seed of the run.
             mask_older: True takes tokens of older versions out of the loss when a response is
                 resumed.
+            routing: the engine records the experts of every token, and what becomes of rows that a
+                resumed response holds already; None where it records none.
         """
         self._engine = engine
         self._buffer = buffer
@@ -56,6 +65,7 @@ class RequestLoop:
         self._temperature = temperature
         self._run_seed = run_seed
         self._mask_older = mask_older
+        self._routing: ResumedRouting | None = routing
         self._policy_version = 0
         self._slots = 0
         self._has_retried = False
@@ -194,6 +204,8 @@ class RequestLoop:
             mask_older=self._mask_older,
         )
         self.stats.num_tokens += len(completion.token_ids)
+        if self._routing is not None and completion.token_ids:
+            self._store_routing(trajectory, completion.routed_experts, self._routing)
         response = trajectory["response_ids"].tolist()
         status = status_after(
             response, stop_token_id=self._stop_token_id, max_tokens=self._max_response_tokens
@@ -207,6 +219,18 @@ class RequestLoop:
             reward = self._prompts[int(trajectory["prompt_index"])].grade(response)
             self._buffer.set_outcome(trajectory, status, reward)
         return trajectory
+
+    def _store_routing(
+        self, trajectory: TensorDict, given: Tensor | None, rule: ResumedRouting
+    ) -> None:
+        if given is None:
+            raise RolloutError(
+                f"{name_of(trajectory)}: the engine gave tokens without their experts; routing "
+                "replay needs an engine that records them"
+            )
+        self.stats.num_held_rows += num_rows(trajectory)
+        self.stats.num_changed_rows += num_changed_rows(trajectory, given)
+        join_routing(trajectory, given, replace=rule == "replace")
 
 
 def _failure(trajectories: list[TensorDict], error: Exception) -> str:

@@ -64,6 +64,13 @@ FIELDS: dict[str, Field] = {
     "verified_version": Field(torch.int64, "", "version last verified against, -1 for none"),
 }
 
+ROUTING = "routed_experts"
+"""Key that only trajectories of mixture-of-experts models have, once routing is recorded:
+[F, L, K] ids of the experts of each fed token in each of the L layers; see `routing.py`."""
+
+ROUTING_DTYPES = (torch.uint8, torch.int16)
+"""One byte per id up to 256 experts, else two."""
+
 
 def validate_trajectory(trajectory: TensorDict) -> None:
     """Check keys, types and lengths.
@@ -72,7 +79,7 @@ def validate_trajectory(trajectory: TensorDict) -> None:
         ValueError: naming the group, the sample and the key that is wrong.
     """
     missing = FIELDS.keys() - set(trajectory.keys())
-    unknown = set(trajectory.keys()) - FIELDS.keys()
+    unknown = set(trajectory.keys()) - FIELDS.keys() - {ROUTING}
     if missing or unknown:
         raise ValueError(f"trajectory lacks {sorted(missing)} and has unknown {sorted(unknown)}")
     name = name_of(trajectory)
@@ -90,6 +97,20 @@ def validate_trajectory(trajectory: TensorDict) -> None:
         raise ValueError(f"{name}: behavior_logprobs holds a value that is not finite")
     if len(trajectory["prompt_ids"]) == 0:
         raise ValueError(f"{name}: the prompt is empty")
+    if ROUTING in trajectory:
+        _validate_routing(trajectory, name)
+
+
+def _validate_routing(trajectory: TensorDict, name: str) -> None:
+    """Rows may lag behind the tokens until they are recorded, but never lead."""
+    routing, most = trajectory[ROUTING], num_fed_tokens(trajectory)
+    if routing.dtype not in ROUTING_DTYPES:
+        raise ValueError(f"{name}: {ROUTING} must be uint8 or int16, got {routing.dtype}")
+    if routing.ndim != 3 or len(routing) > most:
+        raise ValueError(
+            f"{name}: {ROUTING} has shape {list(routing.shape)}, expected at most {most} rows of "
+            "[layers, experts per token]"
+        )
 
 
 def name_of(trajectory: TensorDict) -> str:
@@ -148,6 +169,12 @@ def is_finished(trajectory: TensorDict) -> bool:
 def num_tokens(trajectory: TensorDict) -> int:
     """Prompt plus response tokens."""
     return len(trajectory["prompt_ids"]) + len(trajectory["response_ids"])
+
+
+def num_fed_tokens(trajectory: TensorDict) -> int:
+    """Tokens a forward pass over the response is fed: all but the last; 0 before it begins."""
+    num_response = len(trajectory["response_ids"])
+    return len(trajectory["prompt_ids"]) + num_response - 1 if num_response else 0
 
 
 def stacked(trajectories: list[TensorDict], key: str) -> Tensor:

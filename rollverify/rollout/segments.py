@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from rollverify.errors import RolloutError
+from rollverify.rollout.routing import cut_rows
 from rollverify.rollout.schema import FIELDS, Status, name_of
 
 RESPONSE_KEYS = tuple(key for key, field in FIELDS.items() if field.per == "response")
@@ -138,6 +139,7 @@ def truncate(trajectory: TensorDict, num_kept: int) -> None:
     for key in RESPONSE_KEYS:
         # A copy: a view would keep the tokens that are gone in memory.
         trajectory[key] = trajectory[key][:num_kept].clone()
+    cut_rows(trajectory)
     trajectory["status"] = torch.tensor(int(Status.UNFINISHED))
     trajectory["reward"] = torch.tensor(0.0, dtype=torch.float32)
 

@@ -6,7 +6,9 @@ Decides nothing: the anchors are what verification compares against later.
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
+from rollverify.rollout.routing import join_routing
 from rollverify.state import StepState
 from rollverify.training.responses import flat
 from rollverify.training.scoring import TrajectoryScorer, check_finite
@@ -15,13 +17,16 @@ from rollverify.training.scoring import TrajectoryScorer, check_finite
 class AnchorScoring:
     """Hook: fills `anchor_logprobs` of what the policy now has sampled and is in U_k."""
 
-    def __init__(self, scorer: TrajectoryScorer) -> None:
+    def __init__(self, scorer: TrajectoryScorer, *, records_routing: bool = False) -> None:
         """Set up.
 
         Args:
             scorer: scores under the trainer's weights.
+            records_routing: also keep the experts that the trainer's router chooses, for replay;
+                tokens that have theirs keep them.
         """
         self._scorer = scorer
+        self._records_routing = records_routing
 
     def __call__(self, state: StepState) -> None:
         """Score and fill in place; a token that has its anchor keeps it.
@@ -34,7 +39,7 @@ class AnchorScoring:
             RolloutError: naming the trajectory, if a score is not finite.
         """
         trajectories = [one for one in state.unfinished if _lacks_anchor(one, state.policy_version)]
-        scores = self._scorer.score(trajectories)
+        scores = self._scores(trajectories)
         if not trajectories:
             return
         anchors = flat(trajectories, "anchor_logprobs")
@@ -45,6 +50,15 @@ class AnchorScoring:
         lengths = [len(score) for score in scores]
         for trajectory, anchor in zip(trajectories, filled.split(lengths), strict=True):
             trajectory["anchor_logprobs"] = anchor.clone()  # A view would keep all of them alive.
+
+    def _scores(self, trajectories: list[TensorDict]) -> list[Tensor]:
+        if not self._records_routing:
+            return self._scorer.score(trajectories)
+        scores, routes = self._scorer.score_and_route(trajectories)
+        for trajectory, routed_experts in zip(trajectories, routes, strict=True):
+            assert routed_experts is not None, "what lacks an anchor has a response"
+            join_routing(trajectory, routed_experts, replace=False)
+        return scores
 
 
 def _lacks_anchor(trajectory: TensorDict, policy_version: int) -> bool:

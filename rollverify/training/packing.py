@@ -1,4 +1,4 @@
-"""Lays trajectories end to end into rows of bounded length, and the same rows on every rank.
+"""Lays trajectories end to end into rows of bounded length.
 
 Per token t of a trajectory the row holds what belongs to the token after it: `targets[t]` is token
 t + 1, and every other array is aligned with `targets`. The last token is never fed.
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.rollout.schema import num_tokens
+from rollverify.rollout.routing import check_routed
+from rollverify.rollout.schema import ROUTING, num_tokens
 from rollverify.training.responses import flat
 
 
@@ -34,6 +34,9 @@ class PackedRow:
 
     sequence_ids: Tensor
     """int64; index of the trajectory in the list that was packed, -1 in a filler row."""
+
+    routed_experts: Tensor | None = None
+    """[T, L, K] uint8 or int16 ids to replay; None leaves the choice to the router."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +87,11 @@ def assign_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def pack_trajectories(
-    trajectories: Sequence[TensorDict], advantages: Tensor, max_tokens: int
+    trajectories: Sequence[TensorDict],
+    advantages: Tensor,
+    max_tokens: int,
+    *,
+    with_routing: bool = False,
 ) -> list[TrajectoryRow]:
     """Pack this rank's trajectories for training.
 
@@ -92,12 +99,14 @@ def pack_trajectories(
         trajectories: B of them, each at least 2 tokens long.
         advantages: [B] float32.
         max_tokens: limit of a row in tokens; a longer trajectory gets a row of its own.
+        with_routing: put in the recorded experts.
 
     Returns:
         Rows; every trajectory lies in exactly one.
 
     Raises:
         ValueError: if the advantages do not fit, or a trajectory is too short to have a target.
+        RolloutError: if a token's experts are wanted and were not recorded.
     """
     if advantages.shape != (len(trajectories),):
         raise ValueError(f"{len(trajectories)} trajectories, advantages {list(advantages.shape)}")
@@ -105,7 +114,7 @@ def pack_trajectories(
         raise ValueError("a trajectory of fewer than 2 tokens cannot be packed")
     if not trajectories:
         return []
-    packed = _pack(trajectories, range(len(trajectories)), max_tokens)
+    packed = _pack(trajectories, range(len(trajectories)), max_tokens, with_routing)
     members = [trajectories[index] for index in packed.order]
     size = len(packed.tokens)
     loss_mask = torch.zeros(size, dtype=torch.bool)
@@ -126,21 +135,49 @@ def pack_trajectories(
     return [TrajectoryRow(**row) for row in _split(columns, packed.row_sizes)]
 
 
-def pack_for_scoring(trajectories: Sequence[TensorDict], max_tokens: int) -> list[PackedRow]:
+def pack_for_scoring(
+    trajectories: Sequence[TensorDict], max_tokens: int, *, with_routing: bool = False
+) -> list[PackedRow]:
     """Pack what has a response; the rest of the list costs nothing.
 
     Args:
         trajectories: B of them.
         max_tokens: limit of a row in tokens; a longer trajectory gets a row of its own.
+        with_routing: put in the recorded experts.
 
     Returns:
         Rows; every trajectory with a response lies in exactly one.
+
+    Raises:
+        RolloutError: if a token's experts are wanted and were not recorded.
     """
     places = [i for i, one in enumerate(trajectories) if len(one["response_ids"]) > 0]
     if not places:
         return []
-    packed = _pack(trajectories, places, max_tokens)
+    packed = _pack(trajectories, places, max_tokens, with_routing)
     return [PackedRow(**row) for row in _split(packed.columns(), packed.row_sizes)]
+
+
+def trajectory_values(
+    rows: Sequence[PackedRow], values: Sequence[Tensor], num_trajectories: int
+) -> list[Tensor | None]:
+    """What a forward pass gave for the fed tokens, prompt included, back per trajectory.
+
+    Args:
+        rows: rows packed from the trajectories, fillers included.
+        values: per row [T, ...].
+        num_trajectories: length of the list that was packed.
+
+    Returns:
+        One [F, ...] per trajectory, dtype of the values; None where it was not packed.
+    """
+    found: list[Tensor | None] = [None] * num_trajectories
+    for row, row_values in zip(rows, values, strict=True):
+        owners, sizes = row.sequence_ids.unique_consecutive(return_counts=True)
+        for owner, part in zip(owners.tolist(), row_values.split(sizes.tolist()), strict=True):
+            if owner >= 0:
+                found[owner] = part
+    return found
 
 
 def response_values(
@@ -184,13 +221,20 @@ class _Packed:
     targets: Tensor
     sequence_ids: Tensor
     is_response: Tensor
+    routed_experts: Tensor | None
 
     def columns(self) -> dict[str, Tensor]:
-        names = ("tokens", "positions", "targets", "sequence_ids")
-        return {name: getattr(self, name) for name in names}
+        names = ("tokens", "positions", "targets", "sequence_ids", "routed_experts")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
 
-def _pack(trajectories: Sequence[TensorDict], places: Sequence[int], max_tokens: int) -> _Packed:
+def _pack(
+    trajectories: Sequence[TensorDict],
+    places: Sequence[int],
+    max_tokens: int,
+    with_routing: bool,
+) -> _Packed:
     """Lay out the trajectories at these places, of which there is at least one."""
     lengths = [num_tokens(trajectories[place]) - 1 for place in places]
     rows = assign_rows(lengths, max_tokens)
@@ -214,73 +258,18 @@ def _pack(trajectories: Sequence[TensorDict], places: Sequence[int], max_tokens:
         targets=ids[~is_first],
         sequence_ids=torch.tensor(order).repeat_interleave(fed),
         is_response=positions >= contexts.repeat_interleave(fed),
+        routed_experts=_routing([trajectories[i] for i in order]) if with_routing else None,
     )
+
+
+def _routing(trajectories: Sequence[TensorDict]) -> Tensor:
+    """[T, L, K]: a trajectory has a row for each token that is fed, so they line up as they are."""
+    for one in trajectories:
+        check_routed(one)
+    return torch.cat([one[ROUTING] for one in trajectories])
 
 
 def _split(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:
     """One dict per row."""
     parts = zip(*(column.split(sizes) for column in columns.values()), strict=True)
     return [dict(zip(columns, part, strict=True)) for part in parts]
-
-
-def filler_row() -> TrajectoryRow:
-    """A row of one token without loss, for a rank that has fewer rows than another."""
-    zero = torch.zeros(1, dtype=torch.int64)
-    return TrajectoryRow(
-        tokens=zero,
-        positions=zero,
-        targets=zero,
-        loss_mask=torch.zeros(1, dtype=torch.bool),
-        behavior_logprobs=torch.zeros(1),
-        anchor_logprobs=torch.full((1,), float("nan")),
-        policy_version=torch.full((1,), -1, dtype=torch.int32),
-        advantages=torch.zeros(1),
-        sequence_ids=zero - 1,
-    )
-
-
-def equalize_rows(
-    rows: list[TrajectoryRow], group: dist.ProcessGroup | None = None, device: str = "cpu"
-) -> list[TrajectoryRow]:
-    """Append filler rows until every rank has as many as the rank with most.
-
-    FSDP gathers weights in every forward pass, so ranks that run different numbers wait forever.
-    Collective: yes, over `group`.
-
-    Args:
-        rows: this rank's rows.
-        group: data-parallel ranks; None means the world.
-        device: where the count is reduced.
-
-    Returns:
-        The rows, then fillers; at least one row.
-    """
-    most = max(1, len(rows))
-    if dist.is_initialized():
-        most = _largest(most, group, device)
-    return rows + [filler_row() for _ in range(most - len(rows))]
-
-
-def fill_rows(
-    rows: Sequence[PackedRow], group: dist.ProcessGroup, device: str = "cpu"
-) -> list[PackedRow]:
-    """Append filler rows for scoring; like `equalize_rows`, but none where no rank has a row.
-
-    Collective: yes, over `group`.
-
-    Args:
-        rows: this rank's rows.
-        group: data-parallel ranks.
-        device: where the count is reduced.
-
-    Returns:
-        The rows, then fillers.
-    """
-    most = _largest(len(rows), group, device)
-    return [*rows, *(filler_row() for _ in range(most - len(rows)))]
-
-
-def _largest(count: int, group: dist.ProcessGroup | None, device: str) -> int:
-    largest = torch.tensor(count, device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-    return int(largest.item())

@@ -26,13 +26,10 @@ from rollverify.algorithms.losses.weighted import second_moment_limit
 from rollverify.metrics.reduction import gather_values
 from rollverify.rollout.schema import stacked
 from rollverify.training.credit import CreditRule
+from rollverify.training.fillers import equalize_rows
 from rollverify.training.objective import Objective, RowGiven
-from rollverify.training.packing import (
-    TrajectoryRow,
-    equalize_rows,
-    pack_trajectories,
-    response_values,
-)
+from rollverify.training.packing import TrajectoryRow, pack_trajectories, response_values
+from rollverify.training.routing import ReplayMode, RoutingShape
 from rollverify.training.step_metrics import StepSums
 from rollverify.training.trained_metrics import trained_metrics
 
@@ -58,6 +55,12 @@ class Trainer(Scorer, Protocol):
         temperature: float,
     ) -> Tensor:
         """Accumulate gradients; returns the summed loss."""
+        ...
+
+    def score_and_route(
+        self, rows: Sequence[TrajectoryRow], *, temperature: float
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Log-probs, and the router's own choice per row, [T, L, K] ids; collective."""
         ...
 
     def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
@@ -91,6 +94,8 @@ class PolicyUpdate:
         constant_length: int,
         minibatches: int = 1,
         reference: Scorer | None = None,
+        replay: ReplayMode = "off",
+        routing: RoutingShape | None = None,
         data_group: dist.ProcessGroup | None,
     ) -> None:
         """Set up; nothing is computed yet.
@@ -105,11 +110,16 @@ class PolicyUpdate:
             constant_length: divisor of "constant_length", tokens.
             minibatches: optimizer steps per iteration; each takes as many whole groups, by id.
             reference: scores for the KL term; None where there is none.
+            replay: whose choice of experts the passes with gradient repeat: nobody's, the engine's
+                as recorded in the trajectories, or the trainer's own before the first step.
+            routing: of the model; None where it has no experts.
             data_group: ranks that hold different trajectories; None where there is one.
 
         Raises:
             ValueError: if there is a KL term and no reference.
         """
+        self._replay: ReplayMode = replay
+        self._routing = routing
         if objective.kl_coefficient > 0.0 and reference is None:
             raise ValueError("an objective with a KL term needs a reference")
         self._trainer = trainer
@@ -198,12 +208,16 @@ class PolicyUpdate:
     def _minibatch(
         self, members: list[TensorDict], advantages: Tensor, policy_version: int
     ) -> _Minibatch:
-        rows = pack_trajectories(members, advantages, self._micro_batch_tokens)
+        is_routed = self._replay == "engine"
+        rows = pack_trajectories(
+            members, advantages, self._micro_batch_tokens, with_routing=is_routed
+        )
         loss_tokens = torch.tensor([int(t["loss_mask"].sum()) for t in members], dtype=torch.int64)
         counts = count_batch(loss_tokens)
         if self._data_group is not None:
             device = self._trainer.device.type
-            rows = equalize_rows(rows, self._data_group, device)
+            routing = self._routing if is_routed else None
+            rows = equalize_rows(rows, self._data_group, device, routing)
             counts = reduce_counts(counts, self._data_group, device)
         normalizer = Normalizer(
             mode=self._aggregation, counts=counts, constant_length=self._constant_length
@@ -216,17 +230,23 @@ class PolicyUpdate:
     def _with_scores(self, minibatches: list[_Minibatch]) -> list[_Minibatch]:
         """Score what has to be known before the first step; nothing for the plain case."""
         if len(minibatches) > 1 or self._objective.needs_limit:
-            minibatches = [
-                _given(one, anchor_logprobs=self._score(one.rows)) for one in minibatches
-            ]
+            minibatches = [self._with_anchors(one) for one in minibatches]
         if self._reference is not None:
-            rows = [row for one in minibatches for row in one.rows]
+            # Other weights route otherwise: the reference chooses its own experts.
+            rows = [replace(row, routed_experts=None) for one in minibatches for row in one.rows]
             scores = iter(self._reference.score(rows, temperature=self._temperature))
             minibatches = [
                 _given(one, reference_logprobs=[next(scores) for _ in one.rows])
                 for one in minibatches
             ]
         return minibatches
+
+    def _with_anchors(self, one: _Minibatch) -> _Minibatch:
+        if self._replay != "trainer":
+            return _given(one, anchor_logprobs=self._score(one.rows))
+        scores, routes = self._trainer.score_and_route(one.rows, temperature=self._temperature)
+        rows = [replace(row, routed_experts=ids) for row, ids in zip(one.rows, routes, strict=True)]
+        return _given(replace(one, rows=rows), anchor_logprobs=scores)
 
     def _score(self, rows: Sequence[TrajectoryRow]) -> list[Tensor]:
         return self._trainer.score(rows, temperature=self._temperature)

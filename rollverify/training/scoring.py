@@ -14,12 +14,14 @@ from torch import Tensor
 
 from rollverify.errors import RolloutError
 from rollverify.rollout.schema import name_of
+from rollverify.training.fillers import fill_rows
 from rollverify.training.packing import (
     PackedRow,
-    fill_rows,
     pack_for_scoring,
     response_values,
+    trajectory_values,
 )
+from rollverify.training.routing import RoutingShape
 
 
 class Scorer(Protocol):
@@ -29,6 +31,12 @@ class Scorer(Protocol):
 
     def score(self, rows: Sequence[PackedRow], *, temperature: float) -> list[Tensor]:
         """Log-probs of each row's targets, [T] float32 nats; collective."""
+        ...
+
+    def score_and_route(
+        self, rows: Sequence[PackedRow], *, temperature: float
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The same, and the router's own choice per row, [T, L, K] ids; collective."""
         ...
 
 
@@ -42,6 +50,7 @@ class TrajectoryScorer:
         micro_batch_tokens: int,
         temperature: float,
         data_group: dist.ProcessGroup | None,
+        routing: RoutingShape | None = None,
     ) -> None:
         """Set up.
 
@@ -50,7 +59,9 @@ class TrajectoryScorer:
             micro_batch_tokens: tokens of one packed row.
             temperature: of sampling; log-probs are taken under it.
             data_group: ranks that hold different trajectories; None where there is one.
+            routing: of the model, where recorded experts are replayed; None where none are.
         """
+        self._routing = routing
         self._trainer = trainer
         self._micro_batch_tokens = micro_batch_tokens
         self._temperature = temperature
@@ -68,13 +79,47 @@ class TrajectoryScorer:
         Returns:
             B tensors, [R] float32 nats each, on the CPU; [0] for an empty response.
 
+        Raises:
+            RolloutError: if experts are to be replayed and a token's were not recorded.
+
         Source:
             RollVerify Algorithm 1 (ComputeProb); collective: yes, over the world.
         """
-        rows = pack_for_scoring(trajectories, self._micro_batch_tokens)
-        if self._data_group is not None:
-            rows = fill_rows(rows, self._data_group, self._trainer.device.type)
+        rows = self._rows(trajectories, with_routing=self._routing is not None)
         scores = self._trainer.score(rows, temperature=self._temperature)
+        return self._per_trajectory(rows, scores, trajectories)
+
+    def score_and_route(
+        self, trajectories: Sequence[TensorDict]
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Score with the router's own choice, and say what it was.
+
+        Args:
+            trajectories: B of them; left as they are.
+
+        Returns:
+            (B scores as by `score`; B tensors of ids, [F, L, K] for the F fed tokens of prompt and
+            response, on the CPU; None for an empty response).
+
+        Source:
+            Routing replay from the trainer's own pass (R2); collective: yes, over the world.
+        """
+        rows = self._rows(trajectories, with_routing=False)
+        scores, routes = self._trainer.score_and_route(rows, temperature=self._temperature)
+        per_trajectory = self._per_trajectory(rows, scores, trajectories)
+        return per_trajectory, trajectory_values(rows, routes, len(trajectories))
+
+    def _rows(self, trajectories: Sequence[TensorDict], *, with_routing: bool) -> list[PackedRow]:
+        rows = pack_for_scoring(trajectories, self._micro_batch_tokens, with_routing=with_routing)
+        if self._data_group is None:
+            return rows
+        routing = self._routing if with_routing else None
+        return fill_rows(rows, self._data_group, self._trainer.device.type, routing)
+
+    @staticmethod
+    def _per_trajectory(
+        rows: Sequence[PackedRow], scores: Sequence[Tensor], trajectories: Sequence[TensorDict]
+    ) -> list[Tensor]:
         lengths = [len(one["response_ids"]) for one in trajectories]
         return list(response_values(rows, scores, trajectories).split(lengths))
 

@@ -23,7 +23,14 @@ OWN = {
     "data": {"errors", "log"},
     "rewards": {"data", "errors", "log"},
     "tasks": {"data", "errors"},
-    "training": {"algorithms", "rollout.schema", "metrics.reduction", "errors", "log"},
+    "training": {
+        "algorithms",
+        "rollout.routing",
+        "rollout.schema",
+        "metrics.reduction",
+        "errors",
+        "log",
+    },
     "metrics": {"state", "errors", "log", "rollout.schema"},
     "stages": {
         "algorithms",

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from rollverify.errors import CheckpointError
 from rollverify.rollout import rank_file
 from rollverify.rollout.rank_file import load_rank_file, save_rank_file
-from rollverify.rollout.schema import FIELDS, Status, new_trajectory
+from rollverify.rollout.schema import FIELDS, ROUTING, Status, new_trajectory
 from rollverify.rollout.segments import append_segment, truncate
 
 VALUES = {"counts": {"generated": 12, "cut": 0}, "returned": [[3, 1, 2]], "rate": 0.1, "none": None}
@@ -60,6 +60,29 @@ def test_trajectories_and_values_come_back_as_they_were(tmp_path):
     for one, expected in zip(found, samples(), strict=True):
         assert_equal(one, expected)
     assert values == VALUES
+
+
+def test_expert_ids_come_back_where_there_are_any(tmp_path):
+    """RR09: id 300 too; a response that has not begun has no rows."""
+    begun, fresh = samples()[:2]
+    begun[ROUTING] = torch.tensor([300, 1, 2, 3, 4, 5]).to(torch.int16).view(6, 1, 1)
+    save_rank_file(tmp_path / "f", [fresh, begun, fresh], {})
+    found, _ = load_rank_file(tmp_path / "f")
+    assert [ROUTING in one for one in found] == [False, True, False]
+    assert torch.equal(found[1][ROUTING], begun[ROUTING])
+    assert found[1][ROUTING].dtype == torch.int16
+
+
+def test_a_changed_expert_id_is_noticed(tmp_path):
+    """Its bytes belong to the digest."""
+    one = samples()[0]
+    one[ROUTING] = torch.full((6, 1, 1), 77, dtype=torch.uint8)
+    save_rank_file(tmp_path / "f", [one], {})
+    data = (tmp_path / "f").read_bytes()
+    assert data.count(b"M" * 6) == 1  # chr(77)
+    (tmp_path / "f").write_bytes(data.replace(b"M" * 6, b"MMMMMN"))
+    with pytest.raises(CheckpointError, match="its digest differs"):
+        load_rank_file(tmp_path / "f")
 
 
 @pytest.mark.parametrize("lengths", [[5], [5, 5], [5, 3], [0], [0, 0, 4]])
@@ -138,7 +161,7 @@ def test_changed_values_and_types_are_refused(tmp_path, old, new):
 def test_another_schema_is_refused_with_both_numbers(tmp_path, monkeypatch):
     path = stored(tmp_path)
     monkeypatch.setattr(rank_file, "SCHEMA_VERSION", 77)
-    with pytest.raises(CheckpointError, match=r"safetensors has schema 2, this version reads 77; "):
+    with pytest.raises(CheckpointError, match=r"safetensors has schema 3, this version reads 77; "):
         load_rank_file(path)
 
 

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from fakes import FakeScorer, paused
+from fakes import FakeScorer, ScoringTrainer, paused
 
 from rollverify.errors import RolloutError
+from rollverify.rollout.schema import ROUTING
 from rollverify.stages.anchor_scoring import AnchorScoring
 from rollverify.state import StepState
+from rollverify.training.scoring import TrajectoryScorer
 
 NAN = float("nan")
 
@@ -68,3 +70,21 @@ def test_a_score_that_is_not_finite_names_the_trajectory(bad):
     with pytest.raises(RolloutError, match="group 8 sample 5: anchor_logprobs of response token 2"):
         run([fine, broken], {(8, 0): [-1.0, -1.0], (8, 5): [-1.0, -1.0, bad]})
     assert broken["anchor_logprobs"].isnan().all()
+
+
+def test_the_trainers_experts_are_recorded_with_the_anchors():
+    """R2: the older token keeps expert 7 of its own pass; the others get those of this one."""
+    one = paused({1: [-1.0], 2: [-3.0, -4.0]})
+    one["anchor_logprobs"] = torch.tensor([-1.5, NAN, NAN])
+    one[ROUTING] = torch.tensor([[[6]], [[7]]], dtype=torch.int16)
+    scorer = TrajectoryScorer(
+        trainer=ScoringTrainer(vocab_size=9),
+        micro_batch_tokens=8,
+        temperature=1.0,
+        data_group=None,
+    )
+    hook = AnchorScoring(scorer, records_routing=True)
+    hook(StepState(step=3, policy_version=2, unfinished=[one]))
+    # 2 + 3 tokens, 4 fed; the stand-in's router sends position p to expert p.
+    assert one[ROUTING].flatten().tolist() == [6, 7, 2, 3]
+    assert one["anchor_logprobs"].isfinite().all()

@@ -9,14 +9,17 @@ import torch
 from fakes import trajectory
 from unit.training.packing_worker import MAX_TOKENS, SHARES, one_step
 
-from rollverify.rollout.schema import num_tokens
+from rollverify.errors import RolloutError
+from rollverify.rollout.schema import ROUTING, num_fed_tokens, num_tokens
+from rollverify.training.fillers import equalize_rows, filler_rows
 from rollverify.training.packing import (
     TrajectoryRow,
     assign_rows,
-    equalize_rows,
-    filler_row,
+    pack_for_scoring,
     pack_trajectories,
+    trajectory_values,
 )
+from rollverify.training.routing import RoutingShape
 
 
 def test_every_column_is_aligned_with_the_token_that_follows():
@@ -94,14 +97,63 @@ def test_bad_input_is_refused():
 
 
 def test_a_filler_has_no_loss_and_belongs_to_no_trajectory():
-    filler = filler_row()
-    names = [field.name for field in fields(TrajectoryRow)]
+    (filler,) = filler_rows(1)
+    names = [field.name for field in fields(TrajectoryRow) if field.name != "routed_experts"]
     assert [len(getattr(filler, name)) for name in names] == [1] * 9
     assert not filler.loss_mask.any()
     assert filler.sequence_ids.tolist() == [-1]
     (row,) = pack_trajectories([trajectory([1], [2])], torch.zeros(1), 8)
     for name in names:
         assert getattr(filler, name).dtype == getattr(row, name).dtype
+
+
+def test_rows_of_experts_lie_where_their_tokens_are_fed():
+    """RR01: 3 prompt and 4 response tokens have 6 rows and feed 6 tokens, whatever lies before."""
+    pair = [trajectory([7], [5, 6], sample=0), trajectory([1, 2, 3], [4, 5, 6, 7], sample=1)]
+    for number, one in enumerate(pair):
+        ids = 10 * number + torch.arange(num_fed_tokens(one))
+        one[ROUTING] = ids.byte()[:, None, None]
+    for packed in (
+        pack_trajectories(pair, torch.zeros(2), 64, with_routing=True),
+        pack_for_scoring(pair, 64, with_routing=True),
+    ):
+        (row,) = packed
+        assert row.routed_experts is not None
+        assert row.tokens.tolist() == [7, 5, 1, 2, 3, 4, 5, 6]
+        assert row.routed_experts.flatten().tolist() == [0, 1, 10, 11, 12, 13, 14, 15]
+
+
+def test_experts_are_packed_only_on_demand_and_never_made_up():
+    one = trajectory([7], [5, 6])
+    (row,) = pack_trajectories([one], torch.zeros(1), 8)
+    assert row.routed_experts is None
+    with pytest.raises(RolloutError, match="0 rows of expert ids for 2 tokens"):
+        pack_trajectories([one], torch.zeros(1), 8, with_routing=True)
+
+
+def test_values_of_fed_tokens_come_back_per_trajectory():
+    """Responses of 2, 0 and 1 tokens after prompts of 2: 3, none and 2 fed tokens."""
+    batch = [trajectory([7, 8], [5, 6]), trajectory([7, 8], []), trajectory([7, 8], [4])]
+    rows = [*pack_for_scoring(batch, 3), *filler_rows(1)]
+    found = trajectory_values(rows, [row.tokens for row in rows], len(batch))
+    assert [None if one is None else one.tolist() for one in found] == [[7, 8, 5], None, [7, 8]]
+
+
+def test_fillers_spread_over_the_experts():
+    """RR05: E=4, k=2, 4 rows: each expert twice, and none twice in one row."""
+    fillers = filler_rows(4, RoutingShape(num_layers=3, experts_per_token=2, num_experts=4))
+    experts = [row.routed_experts for row in fillers]
+    assert [one.shape for one in experts] == [(1, 3, 2)] * 4
+    for layer in range(3):
+        ids = torch.cat([one[0, layer] for one in experts])
+        assert ids.bincount(minlength=4).tolist() == [2, 2, 2, 2]
+        assert all(len(set(one[0, layer].tolist())) == 2 for one in experts)
+
+
+def test_filler_experts_beyond_255_fit_their_type():
+    """RR09: with 512 experts, filler 150 goes to 300 and 301."""
+    fillers = filler_rows(151, RoutingShape(num_layers=1, experts_per_token=2, num_experts=512))
+    assert fillers[150].routed_experts.flatten().tolist() == [300, 301]
 
 
 def test_one_process_gets_a_filler_only_if_it_has_no_row():

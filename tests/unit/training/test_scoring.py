@@ -5,7 +5,8 @@ import torch
 from fakes import ScoringTrainer, paused, trajectory
 
 from rollverify.errors import RolloutError
-from rollverify.rollout.schema import new_trajectory
+from rollverify.rollout.schema import ROUTING, new_trajectory
+from rollverify.training.routing import RoutingShape
 from rollverify.training.scoring import TrajectoryScorer, check_finite
 
 
@@ -89,3 +90,24 @@ def test_a_value_that_is_not_finite_names_group_sample_and_token():
     with pytest.raises(RolloutError, match=r"group 57 sample 3: anchor .* token 1 is nan, must"):
         check_finite(values, batch, "anchor")
     check_finite(torch.zeros(5), batch, "anchor")
+
+
+def test_recorded_experts_are_replayed_where_that_is_asked_for():
+    trainer, one = ScoringTrainer(), trajectory([1], [2, 3])
+    one[ROUTING] = torch.tensor([[[5]], [[6]]], dtype=torch.uint8)
+    shape = RoutingShape(num_layers=1, experts_per_token=1, num_experts=8)
+    TrajectoryScorer(
+        trainer=trainer, micro_batch_tokens=8, temperature=1.0, data_group=None, routing=shape
+    ).score([one])
+    scorer(trainer).score([one])
+    replayed, native = trainer.scored_rows
+    assert replayed.routed_experts.flatten().tolist() == [5, 6]
+    assert native.routed_experts is None
+
+
+def test_the_routers_own_choice_comes_back_per_trajectory():
+    """The stand-in routes by position: 0, 1, 2 for 2 + 2 tokens of which 3 are fed."""
+    batch = [trajectory([1, 2], [3, 4]), trajectory([1], []), trajectory([1], [2])]
+    scores, routes = scorer(ScoringTrainer()).score_and_route(batch)
+    assert [len(one) for one in scores] == [2, 0, 1]
+    assert [None if r is None else r.flatten().tolist() for r in routes] == [[0, 1, 2], None, [0]]
