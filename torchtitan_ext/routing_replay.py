@@ -114,7 +114,9 @@ class RoutingReplay:
         for name, module in model.named_modules():
             if isinstance(module, ReplayRouter) and (match := _LAYER.search(name)):
                 routers[int(match[1])] = module
-        self._routers = dict(sorted(routers.items()))
+        self.routers: dict[int, ReplayRouter] = dict(sorted(routers.items()))
+        """By absolute index of their layer, in order."""
+
         sizes = {(router.num_experts, router.top_k) for router in routers.values()}
         if len(sizes) > 1:
             raise RoutingReplayError(f"layers differ in (experts, experts per token): {sizes}")
@@ -124,7 +126,7 @@ class RoutingReplay:
     @property
     def layers(self) -> tuple[int, ...]:
         """Absolute indices of the layers with a router, in order."""
-        return tuple(self._routers)
+        return tuple(self.routers)
 
     @contextmanager
     def replayed(self, ids: Tensor | None, num_tokens: int, *, watched: bool) -> Iterator[None]:
@@ -141,14 +143,14 @@ class RoutingReplay:
         """
         if ids is not None:
             ids_LTK = self._checked(ids, num_tokens).to(self._device).long()
-            for layer_ids, router in zip(ids_LTK, self._routers.values(), strict=True):
+            for layer_ids, router in zip(ids_LTK, self.routers.values(), strict=True):
                 router.replayed_ids = layer_ids[None]
         self._watch(watched)
         try:
             yield
         finally:
             self._watch(False)
-            for router in self._routers.values():
+            for router in self.routers.values():
                 router.replayed_ids = None
 
     def own_choice(self) -> Tensor:
@@ -160,9 +162,9 @@ class RoutingReplay:
         Raises:
             RoutingReplayError: if the model has no routers.
         """
-        if not self._routers:
+        if not self.routers:
             raise RoutingReplayError(f"no routing to record: {_NO_ROUTERS}")
-        own = {layer: _own_ids(router).short() for layer, router in self._routers.items()}
+        own = {layer: _own_ids(router).short() for layer, router in self.routers.items()}
         none = torch.zeros_like(next(iter(own.values())))
         return torch.stack([own.get(i, none) for i in range(self._num_layers)], dim=1).cpu()
 
@@ -172,7 +174,7 @@ class RoutingReplay:
 
         Recomputation in the backward pass is not counted a second time.
         """
-        for index, router in enumerate(self._routers.values()):
+        for index, router in enumerate(self.routers.values()):
             own_TK = _own_ids(router)
             used_TK = own_TK
             if router.replayed_ids is not None:
@@ -186,7 +188,7 @@ class RoutingReplay:
 
     def take_stats(self) -> RoutingStats | None:
         """Stats since the last call, and start anew. None for a model without routers."""
-        if not self._routers:
+        if not self.routers:
             return None
         stats = RoutingStats(
             num_tokens=self._num_tokens,
@@ -198,7 +200,7 @@ class RoutingReplay:
         return stats
 
     def _clear_stats(self) -> None:
-        num_layers = len(self._routers)
+        num_layers = len(self.routers)
         self._num_tokens = 0
         self._changed_L = torch.zeros(num_layers, dtype=torch.int64, device=self._device)
         self._load_LE = torch.zeros(
@@ -206,18 +208,18 @@ class RoutingReplay:
         )
 
     def _watch(self, watched: bool) -> None:
-        for router in self._routers.values():
+        for router in self.routers.values():
             router.keeps_own_ids = watched
             router.own_ids = None
 
     def _checked(self, ids: Tensor, num_tokens: int) -> Tensor:
         """[L, T, K]: the ids of the layers with a router, once they have been found sound."""
-        if not self._routers:
+        if not self.routers:
             raise RoutingReplayError(f"row has routing, but {_NO_ROUTERS}; set its ids to None")
         if ids.dtype not in _DTYPES or ids.dim() != 3:
             raise RoutingReplayError(
-                f"routing must be uint8 or int16 [tokens, layers, experts per token], got {ids.dtype} "
-                f"{list(ids.shape)}"
+                "routing must be uint8 or int16 [tokens, layers, experts per token], got "
+                f"{ids.dtype} {list(ids.shape)}"
             )
         rows, num_layers, top_k = ids.shape
         if rows != num_tokens:
@@ -227,7 +229,7 @@ class RoutingReplay:
                 f"routing has {num_layers} layers with {top_k} experts per token, the model "
                 f"{self._num_layers} with {self._top_k}"
             )
-        picked = ids if num_layers == len(self._routers) else ids[:, list(self._routers)]
+        picked = ids if num_layers == len(self.routers) else ids[:, list(self.routers)]
         ids_LTK = picked.transpose(0, 1).contiguous()
         if ids_LTK.numel():
             self._check_values(ids_LTK)
