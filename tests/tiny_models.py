@@ -52,9 +52,30 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def tiny_moe_config(**changes: Any) -> dict[str, Any]:
+    """The same with 8 experts in both layers, of which 2 compute a token."""
+    experts = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    return tiny_config(**experts) | changes
+
+
 def tiny_folder(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     """Write a random model and return its folder."""
     write_random_hf_folder(folder, tiny_config(**changes), seed=seed)
+    return folder
+
+
+def tiny_moe_folder(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Write a random mixture-of-experts model and return its folder."""
+    write_random_hf_folder(folder, tiny_moe_config(**changes), seed=seed)
     return folder
 
 

@@ -1,11 +1,11 @@
-"""Model specs for torchtitan from a Hugging Face `config.json` folder (dense Qwen3).
+"""Model specs for torchtitan from a Hugging Face `config.json` folder (dense and MoE Qwen3).
 
 The model is torchtitan's own with the output projection replaced by `LogprobHead`, so a forward
 pass returns log-probs and entropy of given targets and never [T, V] logits. Does not read weights.
 """
 
 import functools
-import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.models.common import CosSinRoPE, Embedding
 from torchtitan.models.common.attention import AttentionMasksType, VarlenAttention
-from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.config_utils import (
+    make_ffn_config,
+    make_gqa_config,
+    make_moe_config,
+    make_routed_experts_config,
+    make_router_config,
+)
+from torchtitan.models.common.moe import MoE
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
@@ -24,23 +31,19 @@ from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_ext.hf_config import (
+    ExpertSettings,
+    ModelFolderError,
+    check_supported,
+    expert_settings,
+    read_hf_config,
+    rope_theta,
+)
 from torchtitan_ext.logprob_head import LogprobHead
 
-_REQUIRED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-)
+__all__ = ["ModelFolderError", "model_spec_from_hf", "parallelize_policy", "read_hf_config"]
 
-
-class ModelFolderError(ValueError):
-    """A model folder that is missing, incomplete or of an architecture without a spec."""
+_Init = dict[str, Callable]
 
 
 class PolicyQwen3(Qwen3Model):
@@ -85,65 +88,12 @@ def parallelize_policy(model: nn.Module, **kwargs: Any) -> nn.Module:
     assert isinstance(model, Qwen3Model)
     model = parallelize_qwen3(model, **kwargs)
     if kwargs["parallel_dims"].world_mesh.device_type == "cpu":
+        # torchtitan's router asks for float32 there, which parameters in float32 have anyway.
+        warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype")
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
     return model
-
-
-def read_hf_config(folder: str | Path) -> dict[str, Any]:
-    """Read `config.json` of a Hugging Face model folder.
-
-    Raises:
-        ModelFolderError: if the folder or the file is missing, or it holds no JSON object.
-    """
-    path = Path(folder) / "config.json"
-    if not Path(folder).is_dir():
-        raise ModelFolderError(f"model folder '{folder}' does not exist")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFolderError(f"'{folder}' has no config.json: not a model folder") from None
-    except ValueError as error:  # JSONDecodeError or UnicodeDecodeError
-        raise ModelFolderError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise ModelFolderError(f"{path}: must hold a JSON object, got {type(config).__name__}")
-    return config
-
-
-def _rope_theta(config: dict[str, Any], folder: object) -> float:
-    """Base of the rotary embedding, from either spelling in use; scaled variants are refused."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ModelFolderError(f"'{folder}': rope type '{kind}' is not supported, only 'default'")
-    theta = rope.get("rope_theta", config.get("rope_theta"))
-    if theta is None:
-        raise ModelFolderError(f"'{folder}': config.json has no rope_theta")
-    return float(theta)
-
-
-def _check_supported(config: dict[str, Any], folder: object) -> None:
-    """Refuse what is missing, malformed, or would be computed other than the file says."""
-    missing = [key for key in _REQUIRED if key not in config]
-    if missing:
-        raise ModelFolderError(f"'{folder}': config.json lacks {', '.join(missing)}")
-    for key in _REQUIRED:
-        if isinstance(config[key], bool) or not isinstance(config[key], int | float):
-            raise ModelFolderError(
-                f"'{folder}': config.json: {key} must be a number, got {config[key]!r}"
-            )
-    if config["num_attention_heads"] % config["num_key_value_heads"]:
-        raise ModelFolderError(
-            f"'{folder}': num_attention_heads {config['num_attention_heads']} is not a multiple of "
-            f"num_key_value_heads {config['num_key_value_heads']}"
-        )
-    if config.get("attention_bias") or config.get("use_sliding_window"):
-        raise ModelFolderError(f"'{folder}': attention bias and sliding windows are not supported")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ModelFolderError(
-            f"'{folder}': hidden_act '{config['hidden_act']}' is not supported, only 'silu'"
-        )
 
 
 def _norm(config: dict[str, Any], size: int) -> RMSNorm.Config:
@@ -154,10 +104,41 @@ def _norm(config: dict[str, Any], size: int) -> RMSNorm.Config:
     )
 
 
+def _moe(config: dict[str, Any], experts: ExpertSettings, linear_init: _Init) -> MoE.Config:
+    """Softmax scores, no bias that balances the load and no shared experts, as Qwen3 has it."""
+    dim, init = config["hidden_size"], linear_init["weight"]
+    return make_moe_config(
+        num_experts=experts.num_experts,
+        router=make_router_config(
+            dim=dim,
+            num_experts=experts.num_experts,
+            gate_param_init=linear_init,
+            top_k=experts.top_k,
+            score_func="softmax",
+            route_norm=experts.norm_topk,
+        ),
+        routed_experts=make_routed_experts_config(
+            dim=dim,
+            hidden_dim=experts.hidden_dim,
+            num_experts=experts.num_experts,
+            top_k=experts.top_k,
+            param_init={"w1_EFD": init, "w2_EDF": init, "w3_EFD": init},
+            comm_backend="standard",
+        ),
+        load_balance_coeff=None,
+    )
+
+
 def _qwen3_layer(
-    config: dict[str, Any], folder: object, linear_init: dict[str, Callable]
+    config: dict[str, Any], folder: object, linear_init: _Init, experts: ExpertSettings | None
 ) -> Qwen3TransformerBlock.Config:
     dim, head_dim = config["hidden_size"], config["head_dim"]
+    dense = make_ffn_config(
+        dim=dim,
+        hidden_dim=config["intermediate_size"],
+        w1_param_init=linear_init,
+        w2w3_param_init=linear_init,
+    )
     return Qwen3TransformerBlock.Config(
         attention_norm=_norm(config, dim),
         ffn_norm=_norm(config, dim),
@@ -172,24 +153,23 @@ def _qwen3_layer(
             rope=CosSinRoPE.Config(
                 dim=head_dim,
                 max_seq_len=config["max_position_embeddings"],
-                theta=_rope_theta(config, folder),
+                theta=rope_theta(config, folder),
             ),
             qk_norm=_norm(config, head_dim),
         ),
-        feed_forward=make_ffn_config(
-            dim=dim,
-            hidden_dim=config["intermediate_size"],
-            w1_param_init=linear_init,
-            w2w3_param_init=linear_init,
-        ),
+        feed_forward=dense if experts is None else None,
+        moe=None if experts is None else _moe(config, experts, linear_init),
     )
 
 
 def _qwen3_config(config: dict[str, Any], folder: object, chunk_mib: int) -> PolicyQwen3.Config:
-    _check_supported(config, folder)
-    dim, num_layers = config["hidden_size"], config["num_hidden_layers"]
+    """Both architectures: they differ in the feed-forward part of the layers with experts."""
+    check_supported(config, folder)
+    experts = expert_settings(config, folder) if config["model_type"] == "qwen3_moe" else None
+    with_experts = experts.layers if experts else frozenset[int]()
+    dim = config["hidden_size"]
     tied = bool(config.get("tie_word_embeddings", False))
-    init: Callable = functools.partial(nn.init.normal_, std=config.get("initializer_range", 0.02))
+    init = functools.partial(nn.init.normal_, std=config.get("initializer_range", 0.02))
     linear_init = {"weight": init, "bias": nn.init.zeros_}
     return PolicyQwen3.Config(
         vocab_size=config["vocab_size"],
@@ -207,11 +187,17 @@ def _qwen3_config(config: dict[str, Any], folder: object, chunk_mib: int) -> Pol
             param_init=linear_init,
             chunk_mib=chunk_mib,
         ),
-        layers=[_qwen3_layer(config, folder, linear_init) for _ in range(num_layers)],
+        layers=[
+            _qwen3_layer(config, folder, linear_init, experts if i in with_experts else None)
+            for i in range(config["num_hidden_layers"])
+        ],
     )
 
 
-_BUILDERS = {"qwen3": (_qwen3_config, Qwen3StateDictAdapter)}
+_BUILDERS = {
+    "qwen3": (_qwen3_config, Qwen3StateDictAdapter),
+    "qwen3_moe": (_qwen3_config, Qwen3StateDictAdapter),
+}
 
 
 def model_spec_from_hf(folder: str | Path, *, chunk_mib: int = 64) -> ModelSpec:

@@ -7,22 +7,23 @@ Gradients are summed over ranks, not averaged, so a loss must be divided by glob
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer import CheckpointManager
-from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import CrossEntropyLoss
-from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.trainer import Trainer
 
+from torchtitan_ext.no_data_loader import NoDataLoader, NoTokenizer
 from torchtitan_ext.process_group import init_process_group
+from torchtitan_ext.routing_replay import RoutingReplay, RoutingStats
 
 
 class Row(Protocol):
@@ -43,6 +44,11 @@ class Row(Protocol):
         """[T] int64."""
         ...
 
+    @property
+    def routed_experts(self) -> Tensor | None:
+        """[T, L, K] integers; None leaves the choice to the routers."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRow:
@@ -61,53 +67,12 @@ class PackedRow:
     targets: Tensor
     """[T] int64; the token that follows."""
 
+    routed_experts: Tensor | None = None
+    """[T, L, K] expert ids to replay, for all L layers; None is the routers' own choice."""
+
 
 TokenLoss = Callable[[int, Tensor, Tensor], Tensor]
 """(row index, log-probs [T], entropy [T]) -> scalar, already divided by global counts."""
-
-
-class NoTokenizer(BaseTokenizer):
-    """Token ids come in from outside; torchtitan's trainer only wants the object."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):
-        """No settings."""
-
-    def __init__(self, config: Config, *, tokenizer_path: str) -> None:
-        super().__init__()
-
-    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-        """Not available."""
-        raise NotImplementedError("the policy trainer takes token ids")
-
-    def decode(self, *args: Any, **kwargs: Any) -> str:
-        """Not available."""
-        raise NotImplementedError("the policy trainer takes token ids")
-
-    def get_vocab_size(self) -> int:
-        """Not available."""
-        raise NotImplementedError("the policy trainer takes token ids")
-
-
-class NoDataLoader(BaseDataLoader):
-    """Rows come in from outside; torchtitan's trainer only wants the object."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
-        """No settings."""
-
-    def __init__(self, config: Config, **kwargs: Any) -> None:
-        pass
-
-    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        return iter(())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to save."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
 
 
 class PolicyTrainer(Trainer):
@@ -117,11 +82,15 @@ class PolicyTrainer(Trainer):
     class Config(Trainer.Config):
         """torchtitan's trainer settings without tokenizer and data loader."""
 
-        tokenizer: BaseTokenizer.Config = field(default_factory=NoTokenizer.Config)
-        dataloader: BaseDataLoader.Config = field(default_factory=NoDataLoader.Config)
+        tokenizer: NoTokenizer.Config = field(default_factory=NoTokenizer.Config)
+        dataloader: NoDataLoader.Config = field(default_factory=NoDataLoader.Config)
         loss: CrossEntropyLoss.Config = field(default_factory=CrossEntropyLoss.Config)
 
     checkpointer: CheckpointManager  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._routing = RoutingReplay(self.model, self.device)
 
     def init_distributed(self) -> ParallelDims:
         """Join the process group unless the caller has, and lay out the parallel dimensions.
@@ -169,6 +138,8 @@ class PolicyTrainer(Trainer):
     ) -> Tensor:
         """Run forward and backward over the rows; gradients add up until `optimizer_step`.
 
+        Tokens of rows with routing go to its experts.
+
         Args:
             rows: this rank's rows; every data rank must pass the same number.
             token_loss: gives the loss of one row from its log-probs and entropy.
@@ -177,13 +148,17 @@ class PolicyTrainer(Trainer):
         Returns:
             Scalar float32: this rank's share of the loss, summed over rows.
 
+        Raises:
+            RoutingReplayError: if the routing of a row does not fit it or the model.
+
         Source:
             Collective: yes, over the world (FSDP gathers and reduces per row).
         """
         total = torch.zeros((), device=self.device)
         for index, row in enumerate(rows):
-            with self.train_context():
+            with self.train_context(), self._replayed(row, watched=True):
                 logprobs, entropy = self._forward(row, temperature)
+                self._routing.count()
                 loss = token_loss(index, logprobs, entropy)
                 loss.backward()
             total += loss.detach()
@@ -228,9 +203,8 @@ class PolicyTrainer(Trainer):
         self.gc_handler.run(self.step)
         return grad_norm, learning_rate
 
-    @torch.no_grad()
     def score(self, rows: Sequence[Row], *, temperature: float = 1.0) -> list[Tensor]:
-        """Log-probs of the rows' targets under the current weights.
+        """Log-probs of the rows' targets under the current weights, their routing replayed.
 
         Args:
             rows: this rank's rows; every data rank must pass the same number.
@@ -239,14 +213,55 @@ class PolicyTrainer(Trainer):
         Returns:
             One [T] float32 tensor of nats per row, on the CPU.
 
+        Raises:
+            RoutingReplayError: if the routing of a row does not fit it or the model.
+
         Source:
             Collective: yes, over the world.
         """
+        return self._scored(rows, temperature, watched=False)[0]
+
+    def score_and_route(
+        self, rows: Sequence[Row], *, temperature: float = 1.0
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """`score`, and which experts the routers choose by themselves, for a later replay.
+
+        Args:
+            rows: this rank's rows; every data rank must pass the same number.
+            temperature: > 0.
+
+        Returns:
+            (one [T] float32 tensor of nats per row, one [T, L, K] int16 tensor per row), on the
+            CPU; 0 in layers without a router.
+
+        Raises:
+            RoutingReplayError: as `score`, and if the model has no routers.
+
+        Source:
+            Collective: yes, over the world.
+        """
+        return self._scored(rows, temperature, watched=True)
+
+    @torch.no_grad()
+    def _scored(
+        self, rows: Sequence[Row], temperature: float, *, watched: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
         num_trained = self.ntokens_seen
-        with self.train_context():
-            scores = [self._forward(row, temperature)[0].cpu() for row in rows]
+        scores, routing = [], []
+        for row in rows:
+            with self.train_context(), self._replayed(row, watched=watched):
+                scores.append(self._forward(row, temperature)[0].cpu())
+                if watched:
+                    routing.append(self._routing.own_choice())
         self.ntokens_seen = num_trained  # torchtitan counts every forward pass.
-        return scores
+        return scores, routing
+
+    def _replayed(self, row: Row, *, watched: bool) -> AbstractContextManager[None]:
+        return self._routing.replayed(row.routed_experts, row.tokens.numel(), watched=watched)
+
+    def take_routing_stats(self) -> RoutingStats | None:
+        """Routing of this rank's rows in `forward_backward` since the last call; None if dense."""
+        return self._routing.take_stats()
 
     @torch.no_grad()
     def hf_parameters(self) -> Iterator[tuple[str, Tensor]]:

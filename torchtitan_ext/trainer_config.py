@@ -18,7 +18,7 @@ from torchtitan.config.override import OverrideConfig, OverrideImport
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.tools import utils
 
-from torchtitan_ext import float32_experts, packed_attention
+from torchtitan_ext import float32_experts, packed_attention, routing_replay
 from torchtitan_ext.model_specs import model_spec_from_hf
 from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.process_group import init_process_group
@@ -110,9 +110,9 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
     init_process_group(settings.collective_timeout_s)
     # torchtitan restores the schedule through torch's get_lr, which warns outside of a step.
     warnings.filterwarnings("ignore", message="To get the last learning rate")
-    overrides: list[OverrideImport] = []
+    overrides: list[OverrideImport] = [routing_replay.OVERRIDE]
     if utils.device_type == "cpu":
-        overrides = [packed_attention.OVERRIDE, float32_experts.OVERRIDE]
+        overrides += [packed_attention.OVERRIDE, float32_experts.OVERRIDE]
     spec = model_spec_from_hf(settings.model_folder, chunk_mib=settings.logprob_chunk_mib)
     activation_checkpoint = _ACTIVATION_CHECKPOINT[settings.activation_checkpoint]
     config = PolicyTrainer.Config(

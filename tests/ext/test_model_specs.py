@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny_config
+from tiny_models import tiny_config, tiny_moe_config
 
 from torchtitan_ext.model_specs import ModelFolderError, model_spec_from_hf, read_hf_config
 
@@ -16,15 +16,15 @@ def folder_with(tmp_path: Path, text: str) -> Path:
     return tmp_path
 
 
-def without(key: str) -> dict[str, Any]:
-    return {name: value for name, value in tiny_config().items() if name != key}
+def without(key: str, config: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {name: value for name, value in (config or tiny_config()).items() if name != key}
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 BAD_CONFIGS = [
     (without("hidden_size"), "lacks hidden_size"),
     (without("head_dim"), "lacks head_dim"),
-    (without("model_type"), "model_type 'None' is not supported; supported: qwen3"),
+    (without("model_type"), "model_type 'None' is not supported; supported: qwen3, qwen3_moe"),
     (without("rope_parameters"), "no rope_theta"),
     (tiny_config(model_type="llama"), "model_type 'llama' is not supported"),
     (tiny_config(hidden_size="48"), "hidden_size must be a number, got '48'"),
@@ -34,6 +34,21 @@ BAD_CONFIGS = [
     (tiny_config(use_sliding_window=True), "sliding windows"),
     (tiny_config(hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
     (tiny_config(rope_parameters=YARN), "rope type 'yarn' is not supported"),
+    (tiny_config(quantization_config={"quant_method": "fp8"}), "quantized weights"),
+    (without("num_experts", tiny_moe_config()), "lacks num_experts"),
+    (without("num_experts_per_tok", tiny_moe_config()), "lacks num_experts_per_tok"),
+    (without("moe_intermediate_size", tiny_moe_config()), "lacks moe_intermediate_size"),
+    (without("head_dim", tiny_moe_config()), "lacks head_dim"),
+    (tiny_moe_config(num_experts=0), "num_experts must be a whole number >= 1, got 0"),
+    (tiny_moe_config(num_local_experts=4), "num_experts and num_local_experts differ"),
+    (tiny_moe_config(num_experts_per_tok=9), "num_experts_per_tok 9 exceeds num_experts 8"),
+    (tiny_moe_config(moe_intermediate_size=2.5), "moe_intermediate_size must be a whole number"),
+    (tiny_moe_config(norm_topk_prob=1), "norm_topk_prob must be true or false, got 1"),
+    (tiny_moe_config(shared_expert_intermediate_size=64), "shared experts are not supported"),
+    (tiny_moe_config(decoder_sparse_step=0), "decoder_sparse_step must be a whole number"),
+    (tiny_moe_config(decoder_sparse_step=3), "leave no layer with experts"),
+    (tiny_moe_config(mlp_only_layers=[2]), "mlp_only_layers names layer 2, but there are 2"),
+    (tiny_moe_config(mlp_only_layers=1), "mlp_only_layers must be a list of layers, got 1"),
 ]
 
 
@@ -83,3 +98,80 @@ def test_old_spelling_of_rope_theta_is_read(tmp_path: Path) -> None:
     config = without("rope_parameters") | {"rope_theta": 5e5}
     spec = model_spec_from_hf(folder_with(tmp_path, json.dumps(config)))
     assert spec.model.layers[0].attention.rope.theta == 5e5
+
+
+def built_on_meta(folder: Path) -> tuple[Any, torch.nn.Module]:
+    spec = model_spec_from_hf(folder)
+    with torch.device("meta"):
+        return spec, spec.model.build()
+
+
+def test_moe_spec_has_the_sizes_of_the_config(tmp_path: Path) -> None:
+    _, model = built_on_meta(folder_with(tmp_path, json.dumps(tiny_moe_config())))
+    # attention and norms as above; gate 8*48, experts 8*3*48*32
+    layer = 2 * 48 * 128 + 2 * 48 * 64 + 2 * 48 + 2 * 32 + 8 * 48 + 8 * 3 * 48 * 32
+    assert sum(p.numel() for p in model.parameters()) == 101 * 48 + 2 * layer + 48
+
+
+def test_spelling_of_transformers_5_is_read(tmp_path: Path) -> None:
+    config = without("num_experts", tiny_moe_config()) | {"num_local_experts": 16}
+    spec = model_spec_from_hf(folder_with(tmp_path, json.dumps(config)))
+    assert spec.model.layers[1].moe.num_experts == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "with_experts"),
+    [
+        # (i + 1) % 2 == 0 for i = 1, 3
+        ({"decoder_sparse_step": 2}, [1, 3]),
+        ({"mlp_only_layers": [0, 2]}, [1, 3]),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, [1]),
+        ({"mlp_only_layers": None}, [0, 1, 2, 3]),
+    ],
+)
+def test_dense_layers_lie_where_transformers_puts_them(
+    tmp_path: Path, changes: dict[str, Any], with_experts: list[int]
+) -> None:
+    config = tiny_moe_config(num_hidden_layers=4, **changes)
+    layers = model_spec_from_hf(folder_with(tmp_path, json.dumps(config))).model.layers
+    assert [i for i, layer in enumerate(layers) if layer.moe is not None] == with_experts
+    assert all((layer.moe is None) != (layer.feed_forward is None) for layer in layers)
+
+
+# Public numbers of Qwen/Qwen3-30B-A3B.
+QWEN3_30B_A3B = tiny_moe_config(
+    vocab_size=151936,
+    hidden_size=2048,
+    intermediate_size=6144,
+    moe_intermediate_size=768,
+    num_hidden_layers=48,
+    num_attention_heads=32,
+    num_key_value_heads=4,
+    head_dim=128,
+    num_experts=128,
+    num_experts_per_tok=8,
+    max_position_embeddings=40960,
+    rope_parameters=None,
+    rope_scaling=None,
+    rope_theta=1000000.0,
+    initializer_range=0.02,
+    tie_word_embeddings=False,
+    output_router_logits=False,
+    router_aux_loss_coef=0.001,
+    sliding_window=None,
+    dtype="bfloat16",
+)
+
+
+def test_30b_has_the_published_parameter_count_and_names(tmp_path: Path) -> None:
+    spec, model = built_on_meta(folder_with(tmp_path, json.dumps(QWEN3_30B_A3B)))
+    # layer: q, o 2*2048*4096; k, v 2*2048*512; norms 2*2048+2*128; gate 128*2048; 128*3*2048*768
+    # = 623,120,640; 48 layers, embedding and head 2*151936*2048, last norm 2048: 30.5 billion
+    assert sum(p.numel() for p in model.parameters()) == 30_532_122_624
+    names = set(spec.state_dict_adapter(spec.model, None).to_hf(model.state_dict()))
+    attention = [f"self_attn.{n}" for n in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    attention += ["self_attn.q_norm", "self_attn.k_norm"]
+    experts = [f"mlp.experts.{e}.{n}_proj" for e in range(128) for n in ("gate", "up", "down")]
+    parts = [*attention, *experts, "mlp.gate", "input_layernorm", "post_attention_layernorm"]
+    want = {f"model.layers.{i}.{part}.weight" for i in range(48) for part in parts}
+    assert names == want | {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
