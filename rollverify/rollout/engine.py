@@ -49,6 +49,12 @@ class Completion:
     """`stop` where the stop token was drawn, `length` where `max_tokens` was reached, `paused`
     where the request was ended from outside."""
 
+    routed_experts: Tensor | None = None
+    """[len(request.token_ids) + len(token_ids) - 1, L, K] uint8, int16 beyond 256 experts: ids of
+    the K experts of every token fed, in each of the model's L layers (0 in layers without experts).
+    Row j routed the pass that predicted token j + 1; the last generated token was not fed. None
+    where the engine does not record routing or nothing was generated."""
+
 
 class RolloutEngine(Protocol):
     """A generation engine that lives in this process and holds its own copy of the weights."""
