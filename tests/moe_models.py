@@ -71,7 +71,7 @@ class MoeReference:
 
     @torch.no_grad()
     def experts(self, ids: list[int]) -> Tensor:
-        """[T - 1, L, K] ids of the experts of all tokens but the last, ascending; dense layers 0."""
+        """[T - 1, L, K] experts of all tokens but the last, ascending; 0 in dense layers."""
         out = self.model(input_ids=torch.tensor([ids[:-1]]), output_router_logits=True)
         chosen = torch.zeros(len(ids) - 1, NUM_LAYERS, TOP_K, dtype=torch.long)
         with_experts = [layer for layer in range(NUM_LAYERS) if layer != DENSE_LAYER]

@@ -1,6 +1,6 @@
 """Which of the engine's parameters a transfer has written in full. Imports no engine library.
 
-An engine keeps the experts of a layer in two parameters, a trainer sends three weights per expert; a
+An engine keeps a layer's experts in two parameters, a trainer sends three weights per expert; a
 parameter counts as written only if all its experts came. Does not say what a model's names must be.
 """
 

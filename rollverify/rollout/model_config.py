@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rollverify.errors import ConfigError
+
 _NUM_EXPERTS_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -22,3 +24,20 @@ def read_model_config(model_folder: str) -> dict[str, Any]:
 def has_experts(model_config: dict[str, Any]) -> bool:
     """Whether the model routes tokens to experts, under any of the names for their number."""
     return any(model_config.get(key) for key in _NUM_EXPERTS_KEYS)
+
+
+def check_experts(model_folder: str, model_config: dict[str, Any]) -> None:
+    """Refuse to record the routing of a model without experts.
+
+    Args:
+        model_folder: named in the error.
+        model_config: contents of the folder's config.json.
+
+    Raises:
+        ConfigError: if the model has none.
+    """
+    if not has_experts(model_config):
+        raise ConfigError(
+            f"'{model_folder}' has no experts whose routing could be recorded; use a "
+            "mixture-of-experts model or set routing_replay.mode to off"
+        )

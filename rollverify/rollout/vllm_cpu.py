@@ -1,6 +1,6 @@
 """What vLLM on CPUs needs so that weights can be replaced while the engine lives.
 
-vLLM rearranges weights once, after loading, for its CPU kernels. Everything here makes the next load
+vLLM rearranges weights once, after loading, for its CPU kernels. Everything here makes later loads
 reach what the kernels read. Does not start an engine, nor decide when weights are loaded.
 """
 

@@ -17,7 +17,7 @@ from rollverify.errors import ConfigError, RolloutError
 from rollverify.rollout.engine import Completion, GenerationRequest
 from rollverify.rollout.expert_names import fully_written
 from rollverify.rollout.host_process import cpu_threads, decode_threads, hidden_rank_variables
-from rollverify.rollout.model_config import has_experts, read_model_config
+from rollverify.rollout.model_config import check_experts, has_experts, read_model_config
 from rollverify.rollout.vllm_cpu import (
     check_head_dim,
     keep_linear_weights_unpacked,
@@ -32,6 +32,18 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 logger = logging.getLogger(__name__)
+
+
+def _started(arguments: dict[str, Any]) -> Any:
+    """Start vLLM; its refusals become a `ConfigError`."""
+    with hidden_rank_variables():
+        try:
+            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except (TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"vLLM refused the engine settings: {reason}; see [engine]"
+            ) from error
 
 
 class VllmEngine:
@@ -79,11 +91,8 @@ class VllmEngine:
         """
         on_cpu = not torch.cuda.is_available()
         config = read_model_config(model_folder)
-        if record_routing and not has_experts(config):
-            raise ConfigError(
-                f"'{model_folder}' has no experts whose routing could be recorded; use a "
-                "mixture-of-experts model or set routing_replay.mode = \"off\""
-            )
+        if record_routing:
+            check_experts(model_folder, config)
         if on_cpu:
             check_head_dim(model_folder, config)
             keep_linear_weights_unpacked()
@@ -113,14 +122,7 @@ class VllmEngine:
                 # Other kernels rearrange the experts after the first load; a second would not.
                 arguments["moe_backend"] = "triton"
         arguments.update(options or {})
-        with hidden_rank_variables():
-            try:
-                self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            except (TypeError, ValueError) as error:
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise ConfigError(
-                    f"vLLM refused the engine settings: {reason}; see [engine]"
-                ) from error
+        self._engine = _started(arguments)
         self._stop_token_id = stop_token_id
         self._max_model_len = max_model_len
         self._record_routing = record_routing

@@ -21,7 +21,7 @@ def step_rows(first: int, number: int, dtype: Any = np.uint8) -> Any:
 
 
 def chunks(number: int = 4, dtype: Any = np.uint8) -> list[Any]:
-    """As vLLM collects them: the prompt's rows with the first token, one row with each later one."""
+    """As vLLM collects them: the prompt's rows with the first token, then one row with each."""
     return [step_rows(0, 3, dtype)] + [step_rows(3 + i, 1, dtype) for i in range(number - 1)]
 
 
