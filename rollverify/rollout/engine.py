@@ -50,8 +50,10 @@ class Completion:
     where the request was ended from outside."""
 
     routed_experts: Tensor | None = None
-    """[F, L, K] uint8 or int16; experts of the F tokens fed, which are the request's ids and all
-    generated ones but the last; None where the engine records none or nothing was generated."""
+    """[len(request.token_ids) + len(token_ids) - 1, L, K] uint8, int16 beyond 256 experts: ids of
+    the K experts of every token fed, in each of the model's L layers (0 in layers without experts).
+    Row j routed the pass that predicted token j + 1; the last generated token was not fed. None
+    where the engine does not record routing or nothing was generated."""
 
 
 class RolloutEngine(Protocol):

@@ -1,14 +1,12 @@
-"""vLLM in this process, behind `RolloutEngine`. The only file that imports vllm.
+"""vLLM in this process, behind `RolloutEngine`. Only this file and `vllm_cpu.py` import vllm.
 
 One independent engine per rank: rank variables are hidden from vLLM while it is built.
 Sampling settings come from the requests alone; a model's `generation_config.json` is not read.
 Does not decide what to generate or when to load weights.
 """
 
-import json
 import logging
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +15,14 @@ from torch import Tensor
 from rollverify.environment import set_defaults
 from rollverify.errors import ConfigError, RolloutError
 from rollverify.rollout.engine import Completion, GenerationRequest
+from rollverify.rollout.expert_names import fully_written
 from rollverify.rollout.host_process import cpu_threads, decode_threads, hidden_rank_variables
+from rollverify.rollout.model_config import check_experts, has_experts, read_model_config
+from rollverify.rollout.vllm_cpu import (
+    check_head_dim,
+    keep_linear_weights_unpacked,
+    load_experts_packed,
+)
 from rollverify.rollout.vllm_outputs import finished_completion, paused_completion
 
 set_defaults()
@@ -29,41 +34,16 @@ from vllm.v1.engine.llm_engine import LLMEngine
 logger = logging.getLogger(__name__)
 
 
-def _keep_linear_weights_unpacked() -> None:
-    """Make vLLM's CPU layers read their weights at every call.
-
-    vLLM packs linear weights once, after loading. A later in-place load would then leave the packed
-    copy behind: the tied output head kept old weights without any error (log-probs off by 0.5).
-    """
-    from vllm.model_executor.layers import linear, utils, vocab_parallel_embedding
-
-    def use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
-        layer.__dict__["cpu_linear"] = torch.nn.functional.linear
-
-    for module in (utils, linear, vocab_parallel_embedding):
-        if hasattr(module, "dispatch_cpu_unquantized_gemm"):
-            module.__dict__["dispatch_cpu_unquantized_gemm"] = use_plain_linear
-
-
-def _check_head_dim(model_folder: str) -> None:
-    """Refuse a model that vLLM's CPU attention has no kernel for.
-
-    Raises:
-        ConfigError: naming the head sizes there are; vLLM's own message names neither key nor cure.
-    """
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    try:
-        config = json.loads((Path(model_folder) / "config.json").read_text(encoding="utf-8"))
-        head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-        return  # vLLM's own error is clear for a folder without a readable config.json.
-    supported = CPUAttentionBackend.get_supported_head_sizes()
-    if head_dim not in supported:
-        raise ConfigError(
-            f"'{model_folder}' has head_dim {head_dim}; on CPUs vLLM supports "
-            f"{', '.join(map(str, supported))}; use a model with one of them or a GPU"
-        )
+def _started(arguments: dict[str, Any]) -> Any:
+    """Start vLLM; its refusals become a `ConfigError`."""
+    with hidden_rank_variables():
+        try:
+            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except (TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"vLLM refused the engine settings: {reason}; see [engine]"
+            ) from error
 
 
 class VllmEngine:
@@ -83,6 +63,7 @@ class VllmEngine:
         enforce_eager: bool,
         seed: int,
         num_cpu_threads: int = 0,
+        record_routing: bool = False,
         options: dict[str, Any] | None = None,
     ) -> None:
         """Start the engine and run one short generation, so that no later step pays for warm-up.
@@ -99,15 +80,22 @@ class VllmEngine:
             enforce_eager: no CUDA graphs.
             seed: engine seed; requests carry their own.
             num_cpu_threads: threads of a decode step on CPUs; 0 decides by the model's size.
+            record_routing: completions say which experts each token was routed to. vLLM then holds
+                tokens of KV cache * layers * experts per token bytes more (twice as many beyond 256
+                experts) in main memory.
             options: further vLLM engine arguments, as they are.
 
         Raises:
-            ConfigError: if vLLM refuses the settings or has no CPU kernel for the head size.
+            ConfigError: if vLLM refuses the settings or has no CPU kernel for the head size, or
+                routing is to be recorded of a model without experts.
         """
         on_cpu = not torch.cuda.is_available()
+        config = read_model_config(model_folder)
+        if record_routing:
+            check_experts(model_folder, config)
         if on_cpu:
-            _check_head_dim(model_folder)
-            _keep_linear_weights_unpacked()
+            check_head_dim(model_folder, config)
+            keep_linear_weights_unpacked()
         arguments: dict[str, Any] = {
             "model": model_folder,
             "dtype": dtype,
@@ -121,6 +109,7 @@ class VllmEngine:
             "disable_log_stats": True,
             "skip_tokenizer_init": True,
             "use_tqdm_on_load": False,
+            "enable_return_routed_experts": record_routing,
         }
         if on_cpu:
             arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
@@ -129,17 +118,16 @@ class VllmEngine:
             arguments["enable_chunked_prefill"] = False
         else:
             arguments["gpu_memory_utilization"] = gpu_memory_utilization
+            if has_experts(config):
+                # Other kernels rearrange the experts after the first load; a second would not.
+                arguments["moe_backend"] = "triton"
         arguments.update(options or {})
-        with hidden_rank_variables():
-            try:
-                self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
-            except (TypeError, ValueError) as error:
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise ConfigError(
-                    f"vLLM refused the engine settings: {reason}; see [engine]"
-                ) from error
+        self._engine = _started(arguments)
         self._stop_token_id = stop_token_id
         self._max_model_len = max_model_len
+        self._record_routing = record_routing
+        if on_cpu:
+            load_experts_packed(self._model())
         num_parameters = sum(p.numel() for p in self._model().parameters())
         self._num_threads = decode_threads(num_cpu_threads, num_parameters) if on_cpu else 0
         self._in_flight: set[str] = set()
@@ -193,7 +181,11 @@ class VllmEngine:
         """
         with cpu_threads(self._num_threads):
             outputs = self._engine.step()
-        completions = [finished_completion(output) for output in outputs if output.finished]
+        completions = [
+            finished_completion(output, has_routing=self._record_routing)
+            for output in outputs
+            if output.finished
+        ]
         self._in_flight.difference_update(done.request_id for done in completions)
         return completions
 
@@ -211,7 +203,9 @@ class VllmEngine:
         """
         states = self._engine.output_processor.request_states
         ids = list(states)
-        completions = [paused_completion(state) for state in states.values()]
+        completions = [
+            paused_completion(state, has_routing=self._record_routing) for state in states.values()
+        ]
         found = {completion.request_id for completion in completions}
         if found != self._in_flight:
             raise RolloutError(
@@ -246,14 +240,25 @@ class VllmEngine:
             named_tensors: Hugging Face names and full tensors; consumed lazily.
 
         Returns:
-            vLLM's names of the parameters written.
+            vLLM's names of the parameters written, those of experts only if all experts were.
 
         Raises:
             RolloutError: if requests are running; they would mix two policies in one token.
         """
         if self.num_unfinished:
             raise RolloutError(f"weights loaded while {self.num_unfinished} requests are running")
-        return set(self._model().load_weights(named_tensors))
+        sent: list[str] = []
+
+        def recorded() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in named_tensors:
+                sent.append(name)
+                yield name, tensor
+                del tensor
+
+        model = self._model()
+        written = model.load_weights(recorded())
+        sizes = {name: len(p) if p.ndim else 1 for name, p in model.named_parameters()}
+        return fully_written(written, sent, sizes)
 
     def reset_prefix_cache(self) -> None:
         """Forget keys and values computed under older weights.

@@ -85,7 +85,7 @@ OUTSIDE = {
 """What it may import besides the standard library and `rollverify`."""
 
 ONE_PLACE = {
-    "vllm": {"rollverify/rollout/vllm_engine.py"},
+    "vllm": {"rollverify/rollout/vllm_engine.py", "rollverify/rollout/vllm_cpu.py"},
     "tensorboard": {"rollverify/metrics/recorder.py"},
     "torchdata": {"rollverify/data/loader.py"},
     "matplotlib": {"rollverify/study/plots.py"},
