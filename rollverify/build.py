@@ -72,6 +72,7 @@ def build_run(argv: Sequence[str]) -> Run:
     loaded, resumed = run_folder.resolve(argv)
     config = loaded.config
     model = _model_folder(config)
+    _check_experts(config, model)
     prompts, encoded = _prompts(config, model, config.data.train_file, TRAIN_FILE)
     test = _test_prompts(config, model)
     names = f"method {config.method.name}, loss {config.loss.name}, model {model.path}"
@@ -98,6 +99,7 @@ def build_run(argv: Sequence[str]) -> Run:
         policy,
         window,
         lambda: AuditLog(folder, rank=rank, resume_step=first_step - 1),
+        routing=model.routing,
         is_resumed=resumed is not None,
     )
     return Run(
@@ -106,7 +108,7 @@ def build_run(argv: Sequence[str]) -> Run:
         rank=rank,
         policy=policy,
         rollouter=rollout.rollouter,
-        trainer=make_policy_update(config, policy),
+        trainer=make_policy_update(config, policy, model.routing),
         weight_sync=weight_sync,
         hooks=build_hooks(
             _rollout_metrics(config, model, recorder, rollout, policy),
@@ -156,9 +158,11 @@ def build_hooks(
 
     add(HookPoint.AFTER_ROLLOUT, "rollout_metrics", rollout_metrics)
     add(HookPoint.AFTER_ROLLOUT, "slot_trace", slot_trace)
+    add(HookPoint.AFTER_ROLLOUT, "native_mismatch", stages.native_mismatch)
     add(HookPoint.AFTER_ROLLOUT, "anchor_scoring", stages.anchor_scoring)
 
     add(HookPoint.AFTER_TRAIN, "mark_trained", stages.accounting.after_train)
+    add(HookPoint.AFTER_TRAIN, "routing_metrics", stages.routing_metrics)
 
     add(HookPoint.BEFORE_WEIGHT_SYNC, "ops_scoring", stages.ops_scoring)
     add(HookPoint.BEFORE_WEIGHT_SYNC, "filter", stages.filter)
@@ -210,6 +214,16 @@ def _model_folder(config: Config) -> ModelFolder:
             "flags first (./run_train.sh does), or set model.path"
         )
     return read_model_folder(base_folder(config.prepare), max_tokens)
+
+
+def _check_experts(config: Config, model: ModelFolder) -> None:
+    """Refuse to replay what a dense model has not, before anything is started."""
+    mode = config.routing_replay.mode
+    if mode != "off" and model.routing is None:
+        raise ConfigError(
+            f"routing_replay.mode = '{mode}' needs a mixture-of-experts model, '{model.path}' is "
+            "dense; set routing_replay.mode = 'off' or another model"
+        )
 
 
 def _prompts(

@@ -14,7 +14,9 @@ from tokenizers import Tokenizer
 from rollverify.data.prompts import Prompt, encode_prompts, load_prompts
 from rollverify.errors import ConfigError, DataError
 from rollverify.rewards import Reward
+from rollverify.rollout.model_config import NUM_EXPERTS_KEYS, has_experts
 from rollverify.rollout.prompt_queue import EncodedPrompt
+from rollverify.training.routing import RoutingShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +38,8 @@ class ModelFolder:
     tokenizer: Tokenizer
     """From tokenizer.json."""
 
-    num_experts: int
-    """Experts of a layer with experts; 0 for a dense model."""
+    routing: RoutingShape | None = None
+    """Layers and experts of a mixture-of-experts model; None for a dense one."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""
@@ -85,16 +87,19 @@ def read_model_folder(path: Path, max_sequence_tokens: int) -> ModelFolder:
         max_positions=max_positions,
         stop_token_id=_stop_token_id(config, path, tokenizer, vocab_size),
         tokenizer=tokenizer,
-        num_experts=_num_experts(config, path),
+        routing=_routing(config, path),
     )
 
 
-def _num_experts(config: dict[str, Any], path: Path) -> int:
-    """From either spelling in use; transformers 5 writes the second."""
-    for key in ("num_experts", "num_local_experts"):
-        if config.get(key):
-            return _whole_number(config, key, path)
-    return 0
+def _routing(config: dict[str, Any], path: Path) -> RoutingShape | None:
+    if not has_experts(config):
+        return None
+    key = next(key for key in NUM_EXPERTS_KEYS if config.get(key))
+    return RoutingShape(
+        num_layers=_whole_number(config, "num_hidden_layers", path),
+        experts_per_token=_whole_number(config, "num_experts_per_tok", path),
+        num_experts=_whole_number(config, key, path),
+    )
 
 
 def _read_json(file: Path, folder: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rollverify.rollout.weight_sync import WeightSync
 from rollverify.stages.evaluation import Evaluation
 from rollverify.training.checkpoint import LoopState, RunCheckpoint
 from rollverify.training.policy_update import PolicyUpdate
+from rollverify.training.routing import RoutingShape
 from torchtitan_ext.cpu_backend import install_cpu_backend
 
 install_cpu_backend()
@@ -91,11 +92,14 @@ def make_engine(config: Config, model: ModelFolder) -> RolloutEngine:
         enforce_eager=engine.enforce_eager,
         seed=config.run.seed,
         num_cpu_threads=engine.num_cpu_threads,
+        record_routing=config.routing_replay.mode == "engine",
         options=dict(engine.options),
     )
 
 
-def make_policy_update(config: Config, policy: PolicyTrainer) -> PolicyUpdate:
+def make_policy_update(
+    config: Config, policy: PolicyTrainer, routing: RoutingShape | None
+) -> PolicyUpdate:
     """The optimizer steps with the configured loss; a reference only where a KL term needs it.
 
     Collective: yes, over the world, where there is a reference.
@@ -110,6 +114,8 @@ def make_policy_update(config: Config, policy: PolicyTrainer) -> PolicyUpdate:
         constant_length=config.rollout.max_response_tokens,
         minibatches=config.training.minibatches,
         reference=ReferencePolicy(policy) if config.kl.coefficient > 0.0 else None,
+        replay=config.routing_replay.mode,
+        routing=routing,
         data_group=policy.data_group,
     )
 

@@ -5,7 +5,7 @@ Like `parts.py` it sees `Config`; what it builds gets plain values.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollverify.algorithms.switching import AcceptanceWindow
 from rollverify.config.schema import Config
@@ -24,8 +24,10 @@ from rollverify.stages.accounting import Accounting
 from rollverify.stages.anchor_scoring import AnchorScoring
 from rollverify.stages.filtering import TrajectoryFilter, keep_close, keep_young
 from rollverify.stages.ops_scoring import OpsScoring
+from rollverify.stages.routing_metrics import NativeMismatch, RoutingMetrics
 from rollverify.stages.switching import Switching
 from rollverify.stages.verification import Verification
+from rollverify.training.routing import RoutingShape
 from rollverify.training.scoring import TrajectoryScorer
 from torchtitan_ext.policy_trainer import PolicyTrainer
 
@@ -117,6 +119,7 @@ def _request_loop(
         temperature=config.rollout.temperature,
         run_seed=config.run.seed,
         mask_older=config.rollout.mask_older_segments,
+        routing=config.routing_replay.on_resume if config.routing_replay.mode == "engine" else None,
     )
 
 
@@ -125,6 +128,8 @@ class Stages:
     """Hooks of the method, None where it has no use for one; `build_hooks` puts them in order."""
 
     accounting: Accounting
+    native_mismatch: NativeMismatch | None = None
+    routing_metrics: RoutingMetrics | None = None
     anchor_scoring: AnchorScoring | None = None
     ops_scoring: OpsScoring | None = None
     filter: TrajectoryFilter | None = None
@@ -139,6 +144,7 @@ def make_stages(
     window: AcceptanceWindow,
     audit_log: Callable[[], AuditLog],
     *,
+    routing: RoutingShape | None,
     is_resumed: bool,
 ) -> Stages:
     """The stages that the method, the filter and the switch ask for.
@@ -149,23 +155,13 @@ def make_stages(
     group = policy.data_group
     must_verify = config.method.name == "rollverify"
     log = audit_log() if must_verify or is_resumed else None
-    accounting = Accounting(
-        rollouter=parts.rollouter,
-        buffer=parts.buffer,
-        ledger=parts.ledger,
-        queue=parts.queue,
-        data_group=group,
-    )
+    every_method = _every_method(config, parts, policy, routing)
     if config.method.name == "on_policy":
-        return Stages(accounting=accounting)
+        return every_method
     verification = config.verification
     is_scored = must_verify or config.filter.name == "ops" or verification.measure
-    scorer = TrajectoryScorer(
-        trainer=policy,
-        micro_batch_tokens=config.training.micro_batch_tokens,
-        temperature=config.rollout.temperature,
-        data_group=group,
-    )
+    mode = config.routing_replay.mode
+    scorer = _scorer(config, policy, routing if mode != "off" else None)
     ops_scoring = OpsScoring(
         scorer=scorer if is_scored else None,
         reference=verification.reference,
@@ -173,9 +169,11 @@ def make_stages(
         data_group=group,
     )
     needs_anchor = is_scored and verification.reference == "anchor"
-    return Stages(
-        accounting=accounting,
-        anchor_scoring=AnchorScoring(scorer) if needs_anchor else None,
+    return replace(
+        every_method,
+        anchor_scoring=AnchorScoring(scorer, records_routing=mode == "trainer")
+        if needs_anchor
+        else None,
         ops_scoring=ops_scoring,
         filter=_filter(config, parts, ops_scoring, policy) if config.filter.name != "off" else None,
         verification=_verification(config, parts, ops_scoring, policy, log)
@@ -186,6 +184,44 @@ def make_stages(
         )
         if config.switching.enable
         else None,
+    )
+
+
+def _every_method(
+    config: Config, parts: RolloutParts, policy: PolicyTrainer, routing: RoutingShape | None
+) -> Stages:
+    """Hooks that do not depend on the method: the ledgers, and the experts of a model with any."""
+    group, every_steps = policy.data_group, config.routing_replay.measure_every
+    accounting = Accounting(
+        rollouter=parts.rollouter,
+        buffer=parts.buffer,
+        ledger=parts.ledger,
+        queue=parts.queue,
+        data_group=group,
+    )
+    if routing is None:
+        return Stages(accounting=accounting)
+    return Stages(
+        accounting=accounting,
+        native_mismatch=NativeMismatch(
+            scorer=_scorer(config, policy, None), every_steps=every_steps, data_group=group
+        )
+        if every_steps
+        else None,
+        routing_metrics=RoutingMetrics(trainer=policy, rollouter=parts.rollouter, data_group=group),
+    )
+
+
+def _scorer(
+    config: Config, policy: PolicyTrainer, routing: RoutingShape | None
+) -> TrajectoryScorer:
+    """Replays recorded experts if it is given their shape."""
+    return TrajectoryScorer(
+        trainer=policy,
+        micro_batch_tokens=config.training.micro_batch_tokens,
+        temperature=config.rollout.temperature,
+        data_group=policy.data_group,
+        routing=routing,
     )
 
 

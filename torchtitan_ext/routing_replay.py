@@ -255,27 +255,6 @@ class RoutingReplay:
                 )
 
 
-def spread_ids(num_rows: int, num_layers: int, top_k: int, num_experts: int) -> Tensor:
-    """Routing for filler tokens that burdens all experts alike.
-
-    Token j goes to experts j K, j K + 1, ... modulo E, moved on by one K per layer, so that fillers
-    of a single token do not all meet the same experts.
-
-    Args:
-        num_rows: T >= 0 tokens.
-        num_layers: layers of the model.
-        top_k: K experts per token, at most `num_experts`.
-        num_experts: E.
-
-    Returns:
-        [T, num_layers, K], uint8 up to 256 experts, else int16; no expert twice in a token's K.
-    """
-    token = torch.arange(num_rows)[:, None, None]
-    layer = torch.arange(num_layers)[None, :, None]
-    ids = ((token + layer) * top_k + torch.arange(top_k)) % num_experts
-    return ids.to(torch.uint8 if num_experts <= 256 else torch.int16)
-
-
 def _own_ids(router: ReplayRouter) -> Tensor:
     """[T, K] int64 of the forward pass just done."""
     own = router.own_ids

@@ -9,7 +9,8 @@ from typing import Any
 
 from rollverify.errors import ConfigError
 
-_NUM_EXPERTS_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+NUM_EXPERTS_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+"""Names under which a config.json says how many experts a layer has."""
 
 
 def read_model_config(model_folder: str) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def read_model_config(model_folder: str) -> dict[str, Any]:
 
 def has_experts(model_config: dict[str, Any]) -> bool:
     """Whether the model routes tokens to experts, under any of the names for their number."""
-    return any(model_config.get(key) for key in _NUM_EXPERTS_KEYS)
+    return any(model_config.get(key) for key in NUM_EXPERTS_KEYS)
 
 
 def check_experts(model_folder: str, model_config: dict[str, Any]) -> None:

@@ -52,15 +52,20 @@ def test_a_good_folder_is_read(folder):
 
 @pytest.mark.parametrize(
     ("changes", "want"),
-    [({}, 0), ({"num_experts": 0}, 0), ({"num_experts": 8}, 8), ({"num_local_experts": 300}, 300)],
+    [
+        ({}, None),
+        ({"num_experts": 0}, None),
+        ({"num_experts": 8}, (5, 2, 8)),
+        ({"num_local_experts": 300}, (5, 2, 300)),
+    ],
 )
-def test_the_number_of_experts_is_read_from_either_spelling(folder, changes, want):
-    edit(folder, **changes)
-    assert read_model_folder(folder, 64).num_experts == want
+def test_layers_and_experts_are_read_from_either_spelling(folder, changes, want):
+    edit(folder, num_hidden_layers=5, num_experts_per_tok=2, **changes)
+    assert read_model_folder(folder, 64).routing == want
 
 
 def test_a_number_of_experts_that_is_none(folder):
-    edit(folder, num_experts=2.5)
+    edit(folder, num_hidden_layers=5, num_experts_per_tok=2, num_experts=2.5)
     assert "num_experts must be a whole number >= 1, got 2.5" in message_of(folder)
 
 
