@@ -79,6 +79,11 @@ def make_pair(root: Path, *, tied: bool) -> Pair:
     folder = tiny_folder(
         root / "model", tie_word_embeddings=tied, max_position_embeddings=MAX_MODEL_LEN
     )
-    trainer = tiny_trainer(folder, root / "run", max_sequence_tokens=MAX_MODEL_LEN)
-    engine = tiny_engine(folder)
+    return pair_of(folder, root / "run")
+
+
+def pair_of(folder: Path, run_folder: Path, **changes: Any) -> Pair:
+    """Both sides of a model folder; `changes` are the engine's."""
+    trainer = tiny_trainer(folder, run_folder, max_sequence_tokens=MAX_MODEL_LEN)
+    engine = tiny_engine(folder, **changes)
     return Pair(folder=folder, trainer=trainer, engine=engine, sync=make_sync(trainer, engine))
