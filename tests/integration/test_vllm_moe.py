@@ -22,10 +22,11 @@ from tiny_models import tiny_folder
 
 from rollverify.errors import ConfigError, WeightSyncError
 from rollverify.rollout.engine import Completion, GenerationRequest
-from rollverify.rollout.vllm_cpu import load_experts_packed
+from rollverify.rollout.vllm_cpu import _load_packed, load_experts_packed
 from rollverify.rollout.weight_sync import WeightSync
 
 pytestmark = pytest.mark.vllm
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="experts are packed on CPUs only")
 
 KV_TOKENS = 1536
 """12 blocks of 128. Keys and values of a token: 2 * 3 layers * 1 head * 32 numbers of 4 bytes."""
@@ -233,10 +234,30 @@ def test_an_expert_of_another_shape_is_an_error(engine: Any, folders: list[Path]
         sync.push(0)
 
 
+@on_cpu
 def test_every_layer_with_experts_loads_packed(shared: Any) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("experts are packed on CPUs only")
     assert load_experts_packed(shared._model()) == NUM_LAYERS - 1
+
+
+@on_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [64, 48])
+def test_packing_one_projection_at_a_time_packs_the_layer(dtype: torch.dtype, size: int) -> None:
+    """Experts of size 48 are padded with zeros to the kernel's next block, 64."""
+    from vllm._custom_ops import cpu_prepack_moe_weight
+
+    w1, w3, w2 = torch.randn(3, 2, size, 96).to(dtype)
+    w2 = w2.mT.contiguous()
+    zeros = torch.zeros(2, 64 - size, 96, dtype=dtype)
+    plain13 = torch.cat([w1, zeros, w3, zeros], dim=1)
+    plain2 = torch.cat([w2, zeros.mT], dim=2)
+    w13_weight, w2_weight = torch.full_like(plain13, 9.0), torch.full_like(plain2, 9.0)
+    for expert in range(2):
+        for weight, part, tensor in [(w1, "w1", w13_weight), (w3, "w3", w13_weight)]:
+            _load_packed(tensor, weight[expert], "w13", part, expert, isa="vec", size=size)
+        _load_packed(w2_weight, w2[expert], "w2", "w2", expert, isa="vec", size=size)
+    assert torch.equal(w13_weight, cpu_prepack_moe_weight(plain13, "vec"))
+    assert torch.equal(w2_weight, cpu_prepack_moe_weight(plain2.contiguous(), "vec"))
 
 
 def test_routing_of_a_dense_model_is_a_config_error(tmp_path: Path) -> None:
