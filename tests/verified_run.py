@@ -89,7 +89,7 @@ def update(pair: Pair, routing: RoutingShape | None = None) -> PolicyUpdate:
 
 
 class Run:
-    """Rollouter, scorer and stages on one pair, with the paper's thresholds.
+    """Rollouter, scorer and stages on one pair, with the paper's thresholds (segment, token).
 
     Given the shape of the model's routing, the engine's experts are recorded and replayed.
     """
@@ -100,10 +100,12 @@ class Run:
         folder: Path,
         reference: Any = "anchor",
         routing: RoutingShape | None = None,
+        on_resume: ResumedRouting = "keep",
+        thresholds: tuple[float, float] = (0.01, 2.0),
     ) -> None:
         self.pair = pair
         self.buffer = TrajectoryBuffer(group_size=2)
-        self.rollouter = make_rollouter(pair, self.buffer, "keep" if routing else None)
+        self.rollouter = make_rollouter(pair, self.buffer, on_resume if routing else None)
         scorer = TrajectoryScorer(
             trainer=pair.trainer,
             micro_batch_tokens=512,
@@ -118,8 +120,8 @@ class Run:
         self.verification = Verification(
             ops_scoring=self.scoring,
             buffer=self.buffer,
-            segment_threshold=0.01,
-            token_threshold=2.0,
+            segment_threshold=thresholds[0],
+            token_threshold=thresholds[1],
             audit_log=AuditLog(folder, rank=0),
             data_group=None,
         )
