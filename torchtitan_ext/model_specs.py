@@ -24,7 +24,7 @@ from torchtitan.models.common.config_utils import (
     make_routed_experts_config,
     make_router_config,
 )
-from torchtitan.models.common.moe import MoE
+from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
@@ -112,12 +112,12 @@ def check_expert_shards(model: Qwen3Model, dims: ParallelDims) -> None:
     Raises:
         ModelFolderError: one line with the numbers.
     """
-    with_experts = [block.moe for block in model.layers.values() if block.moe_enabled]
-    if not with_experts:
+    experts = next((m for m in model.modules() if isinstance(m, GroupedExperts)), None)
+    if experts is None:
         if dims.ep > 1:
             raise ModelFolderError(f"expert parallel {dims.ep}: the model is dense, use 1")
         return
-    num_experts, *sizes = with_experts[0].routed_experts.inner_experts.w1_EFD.shape
+    num_experts, *sizes = experts.w1_EFD.shape
     num_ranks = dims.dp_shard * dims.cp * (dims.tp if dims.ep > 1 else 1)
     if num_experts % dims.ep or (num_ranks <= num_experts and num_experts % num_ranks):
         raise ModelFolderError(
