@@ -36,6 +36,9 @@ class ModelFolder:
     tokenizer: Tokenizer
     """From tokenizer.json."""
 
+    num_experts: int
+    """Experts of a layer with experts; 0 for a dense model."""
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
@@ -82,7 +85,16 @@ def read_model_folder(path: Path, max_sequence_tokens: int) -> ModelFolder:
         max_positions=max_positions,
         stop_token_id=_stop_token_id(config, path, tokenizer, vocab_size),
         tokenizer=tokenizer,
+        num_experts=_num_experts(config, path),
     )
+
+
+def _num_experts(config: dict[str, Any], path: Path) -> int:
+    """From either spelling in use; transformers 5 writes the second."""
+    for key in ("num_experts", "num_local_experts"):
+        if config.get(key):
+            return _whole_number(config, key, path)
+    return 0
 
 
 def _read_json(file: Path, folder: Path) -> dict[str, Any]:

@@ -37,11 +37,18 @@ REPORT_FILE = "report.json"
 MAX_POSITIONS = 512
 """Context of the base model, tokens."""
 
+_EXPERT_KEYS = ("num_experts", "num_experts_per_token", "moe_intermediate_size")
+
 
 def base_folder(prepare: PrepareConfig) -> Path:
     """Cache folder of these settings: a Hugging Face model folder with the prompt files."""
     values = {"format": FORMAT, **dataclasses.asdict(prepare)}
     del values["cache_dir"]
+    if (
+        not prepare.num_experts
+    ):  # So that a dense model keeps the name it had before there were any.
+        for key in _EXPERT_KEYS:
+            del values[key]
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4)
     return Path(prepare.cache_dir) / f"permutation_chain-{digest.hexdigest()}"
 
@@ -52,8 +59,8 @@ def is_prepared(prepare: PrepareConfig) -> bool:
 
 
 def model_config(prepare: PrepareConfig, vocab_size: int, eos_id: int, pad_id: int) -> dict:
-    """Contents of config.json: a Qwen3 architecture of the size asked for."""
-    return {
+    """Contents of config.json: Qwen3, dense or with experts, of the size asked for."""
+    config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "vocab_size": vocab_size,
@@ -75,6 +82,20 @@ def model_config(prepare: PrepareConfig, vocab_size: int, eos_id: int, pad_id: i
         "eos_token_id": eos_id,
         "pad_token_id": pad_id,
         "dtype": "float32",
+    }
+    if not prepare.num_experts:
+        return config
+    return config | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": prepare.num_experts,
+        "num_experts_per_tok": prepare.num_experts_per_token,
+        "moe_intermediate_size": prepare.moe_intermediate_size,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "router_aux_loss_coef": 0.0,
+        "output_router_logits": False,
     }
 
 

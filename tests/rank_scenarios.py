@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from tiny_models import (
     PackedRow,
     PolicyTrainer,
+    full_gradients,
     full_parameters,
     packed_row,
     random_documents,
@@ -42,8 +43,8 @@ def global_rows(step: int) -> list[PackedRow]:
     return [packed_row(documents[i : i + 2]) for i in range(0, 8, 2)]
 
 
-def take_global_step(trainer: PolicyTrainer, step: int) -> float:
-    """One step on the global batch, divided over the data ranks; returns the gradient norm."""
+def add_gradients(trainer: PolicyTrainer, step: int) -> None:
+    """Forward and backward over the global batch, divided over the data ranks."""
     rows = global_rows(step)
     count = sum(row.tokens.numel() for row in rows)
 
@@ -52,6 +53,11 @@ def take_global_step(trainer: PolicyTrainer, step: int) -> float:
 
     mine = rows[trainer.data_rank :: trainer.data_world_size]
     trainer.forward_backward(mine, loss, temperature=0.7)
+
+
+def take_global_step(trainer: PolicyTrainer, step: int) -> float:
+    """One step on the global batch; returns the gradient norm."""
+    add_gradients(trainer, step)
     return trainer.optimizer_step()[0]
 
 
@@ -65,6 +71,16 @@ def steps_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]:
         "score": trainer.score([global_rows(99)[2]], temperature=0.7)[0],
         "data_world_size": trainer.data_world_size,
     }
+    trainer.close()
+    return result
+
+
+def gradients_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]:
+    """Weights as they were loaded, and the gradients of one global batch before any clipping."""
+    trainer = trainer_of(model, run, **changes)
+    loaded = full_parameters(trainer)
+    add_gradients(trainer, step=0)
+    result = {"loaded": loaded, "gradients": dict(full_gradients(trainer))}
     trainer.close()
     return result
 
@@ -140,3 +156,14 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] 
     "tensor_parallel_untied": (steps_scenario, "untied", {"tensor_parallel": 2}),
 }
 """Name: (what to run, model folder, settings on two ranks)."""
+
+MOE_SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] = {
+    "moe_gradients_fsdp": (gradients_scenario, "experts", {}),
+    "moe_gradients_expert_parallel": (gradients_scenario, "experts", {"expert_parallel": 2}),
+    "moe_steps_fsdp": (steps_scenario, "experts", {}),
+    "moe_steps_expert_parallel": (steps_scenario, "experts", {"expert_parallel": 2}),
+    "moe_uneven_expert_parallel": (uneven_scenario, "experts", {"expert_parallel": 2}),
+    "moe_checkpoint_fsdp": (checkpoint_scenario, "experts", {}),
+    "moe_checkpoint_expert_parallel": (checkpoint_scenario, "experts", {"expert_parallel": 2}),
+}
+"""The same for a model with experts."""

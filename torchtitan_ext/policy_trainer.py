@@ -75,6 +75,11 @@ TokenLoss = Callable[[int, Tensor, Tensor], Tensor]
 """(row index, log-probs [T], entropy [T]) -> scalar, already divided by global counts."""
 
 
+def _with_own_storage(tensor: Tensor) -> Tensor:
+    """A copy of a view into something larger: who keeps one expert shall not keep the layer."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+
+
 class PolicyTrainer(Trainer):
     """Updates and scores a policy. All public methods with collectives say so."""
 
@@ -267,10 +272,12 @@ class PolicyTrainer(Trainer):
     def hf_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Weights one by one under Hugging Face names, gathered from the shards.
 
-        Only the tensor handed out last is held in full, so peak extra memory is one parameter.
+        Only the tensor handed out last is held in full, so peak extra memory is one parameter;
+        for experts, which torchtitan keeps stacked, one weight of all experts of a layer.
 
         Yields:
-            (name, full tensor on this rank's device). Tied output weights are not repeated.
+            (name, full tensor on this rank's device). Tied output weights are not repeated; every
+            rank gets every expert, whichever rank computes it.
 
         Source:
             Collective: yes, over the world; every rank must exhaust the iterator.
@@ -280,5 +287,8 @@ class PolicyTrainer(Trainer):
         adapter = spec.state_dict_adapter(self.model_config, None)
         for name, value in self.model.state_dict().items():
             full = value.full_tensor() if isinstance(value, DTensor) else value
-            yield from adapter.to_hf({name: full}).items()
+            # Given a DTensor the adapter would name the experts of this rank only.
+            parts = adapter.to_hf({name: full})
             del full
+            for key in list(parts):
+                yield key, _with_own_storage(parts.pop(key))

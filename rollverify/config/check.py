@@ -196,6 +196,25 @@ def _check_prepared_model(config: Config) -> None:
             "CPU attention kernel for others"
         )
         raise RuleError(("prepare.head_dim",), message)
+    if prepare.num_experts:
+        _check_prepared_experts(config)
+
+
+def _check_prepared_experts(config: Config) -> None:
+    prepare = config.prepare
+    if prepare.num_experts_per_token > prepare.num_experts:
+        raise RuleError(
+            ("prepare.num_experts_per_token", "prepare.num_experts"),
+            f"prepare.num_experts_per_token must be <= prepare.num_experts = "
+            f"{prepare.num_experts}, got {prepare.num_experts_per_token}",
+        )
+    for key in ("hidden_size", "moe_intermediate_size"):
+        if getattr(prepare, key) % 32:
+            message = (
+                f"prepare.{key} must be a multiple of 32 with experts, got "
+                f"{getattr(prepare, key)}: the engine has no CPU kernel for others"
+            )
+            raise RuleError((f"prepare.{key}",), message)
 
 
 def check_world_size(config: Config, world_size: int) -> int:

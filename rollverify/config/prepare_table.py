@@ -50,7 +50,13 @@ class PrepareConfig(Table):
     head_dim: Annotated[int, Range(ge=2)] = 32
     """Size of one attention head; a multiple of 32, as the engine's CPU kernels need."""
     intermediate_size: Annotated[int, Range(ge=1)] = 192
-    """Width of the feed-forward layers."""
+    """Width of the feed-forward layers; with experts it is not used."""
+    num_experts: Annotated[int, Range(ge=0)] = 0
+    """Experts in each layer's feed-forward part; 0 makes the model dense."""
+    num_experts_per_token: Annotated[int, Range(ge=1)] = 2
+    """Experts that compute one token, where there are experts."""
+    moe_intermediate_size: Annotated[int, Range(ge=1)] = 64
+    """Inner width of one expert; a multiple of 32, as the engine's CPU kernels need."""
     tie_word_embeddings: bool = True
     """Whether the output head shares the input embedding's weights."""
     sft_steps: Annotated[int, Range(ge=1)] = 600

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank_scenarios import SCENARIOS
+from rank_scenarios import MOE_SCENARIOS, SCENARIOS
 
 
 def main(folder: Path, names: list[str]) -> None:
     for name in names:
-        run, model, settings = SCENARIOS[name]
+        run, model, settings = (SCENARIOS | MOE_SCENARIOS)[name]
         result = run(folder / model, folder / f"run_{name}", **settings)
         if dist.get_rank() == 0:
             torch.save(result, folder / f"{name}.pt")

@@ -50,6 +50,20 @@ def test_a_good_folder_is_read(folder):
     assert model.decode([*ids, EOS_ID]) == "00k\n"  # Special tokens do not reach the reward.
 
 
+@pytest.mark.parametrize(
+    ("changes", "want"),
+    [({}, 0), ({"num_experts": 0}, 0), ({"num_experts": 8}, 8), ({"num_local_experts": 300}, 300)],
+)
+def test_the_number_of_experts_is_read_from_either_spelling(folder, changes, want):
+    edit(folder, **changes)
+    assert read_model_folder(folder, 64).num_experts == want
+
+
+def test_a_number_of_experts_that_is_none(folder):
+    edit(folder, num_experts=2.5)
+    assert "num_experts must be a whole number >= 1, got 2.5" in message_of(folder)
+
+
 def test_a_path_that_is_no_folder(tmp_path):
     assert "model.path" in message_of(tmp_path / "nowhere")
 

@@ -39,6 +39,15 @@ BROKEN = [
     ({"prepare.noise_low": 0.8}, "must be <= prepare.noise_high = 0.7, got 0.8"),
     ({"prepare.num_kv_heads": 3}, "must be a multiple of prepare.num_kv_heads = 3, got 2"),
     ({"prepare.head_dim": 16}, "prepare.head_dim must be a multiple of 32, got 16"),
+    ({"prepare.num_experts": 1}, "num_experts_per_token must be <= prepare.num_experts = 1, got 2"),
+    (
+        {"prepare.num_experts": 4, "prepare.moe_intermediate_size": 40},
+        "prepare.moe_intermediate_size must be a multiple of 32 with experts, got 40",
+    ),
+    (
+        {"prepare.num_experts": 4, "prepare.hidden_size": 48},
+        "prepare.hidden_size must be a multiple of 32 with experts, got 48",
+    ),
     ({"run.name": "a/b"}, "run.name must start with a letter or digit"),
     ({"run.output_dir": " "}, "run.output_dir must name a folder"),
     ({"prepare.cache_dir": ""}, "prepare.cache_dir must name a folder"),
@@ -79,6 +88,8 @@ def test_broken_rule_is_refused(changes: dict[str, object], message: str) -> Non
         {"training.warmup_steps": 60},
         {"prepare.min_steps": 80},
         {"prepare.noise_low": 0.7},
+        {"prepare.num_experts": 2},
+        {"prepare.hidden_size": 48},  # dense
         {"data.train_file": "train.jsonl", "evaluation.enable": False},
         {"engine.options": {"block_size": 16, "a": {"b": [1, "c", True, 0.5]}}},
     ],
