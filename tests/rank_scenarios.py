@@ -160,8 +160,10 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] 
 MOE_SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] = {
     "moe_gradients_fsdp": (gradients_scenario, "experts", {}),
     "moe_gradients_expert_parallel": (gradients_scenario, "experts", {"expert_parallel": 2}),
+    "moe_gradients_tensor_parallel": (gradients_scenario, "experts", {"tensor_parallel": 2}),
     "moe_steps_fsdp": (steps_scenario, "experts", {}),
     "moe_steps_expert_parallel": (steps_scenario, "experts", {"expert_parallel": 2}),
+    "moe_steps_tensor_parallel": (steps_scenario, "experts", {"tensor_parallel": 2}),
     "moe_uneven_expert_parallel": (uneven_scenario, "experts", {"expert_parallel": 2}),
     "moe_checkpoint_fsdp": (checkpoint_scenario, "experts", {}),
     "moe_checkpoint_expert_parallel": (checkpoint_scenario, "experts", {"expert_parallel": 2}),

@@ -14,6 +14,7 @@ from typing import Any
 import torch.nn as nn
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torchtitan.distributed import ParallelDims
 from torchtitan.models.common import CosSinRoPE, Embedding
 from torchtitan.models.common.attention import AttentionMasksType, VarlenAttention
 from torchtitan.models.common.config_utils import (
@@ -23,7 +24,7 @@ from torchtitan.models.common.config_utils import (
     make_routed_experts_config,
     make_router_config,
 )
-from torchtitan.models.common.moe import MoE
+from torchtitan.models.common.moe import GroupedExperts, MoE
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
@@ -83,9 +84,13 @@ class PolicyQwen3(Qwen3Model):
 def parallelize_policy(model: nn.Module, **kwargs: Any) -> nn.Module:
     """Torchtitan's Qwen3 parallelisation; on gloo, gradients are summed instead of pre-scaled.
 
+    Raises:
+        ModelFolderError: if experts cannot be divided evenly over the ranks.
+
     Collective: yes, over the meshes in `kwargs["parallel_dims"]`.
     """
     assert isinstance(model, Qwen3Model)
+    check_expert_shards(model, kwargs["parallel_dims"])
     model = parallelize_qwen3(model, **kwargs)
     if kwargs["parallel_dims"].world_mesh.device_type == "cpu":
         # torchtitan's router asks for float32 there, which parameters in float32 have anyway.
@@ -94,6 +99,36 @@ def parallelize_policy(model: nn.Module, **kwargs: Any) -> nn.Module:
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def check_expert_shards(model: Qwen3Model, dims: ParallelDims) -> None:
+    """Refuse degrees that leave ranks with unequal parts of the experts, which cannot be loaded.
+
+    Args:
+        model: not sharded yet.
+        dims: degrees; experts are divided among the ranks of a replica, whole ones while there are
+            enough of them.
+
+    Raises:
+        ModelFolderError: one line with the numbers.
+    """
+    experts = next((m for m in model.modules() if isinstance(m, GroupedExperts)), None)
+    if experts is None:
+        if dims.ep > 1:
+            raise ModelFolderError(f"expert parallel {dims.ep}: the model is dense, use 1")
+        return
+    num_experts, *sizes = experts.w1_EFD.shape
+    num_ranks = dims.dp_shard * dims.cp * (dims.tp if dims.ep > 1 else 1)
+    if num_experts % dims.ep or (num_ranks <= num_experts and num_experts % num_ranks):
+        raise ModelFolderError(
+            f"{num_experts} experts cannot be divided evenly over {num_ranks} ranks with expert "
+            f"parallel {dims.ep}; choose degrees that divide {num_experts}"
+        )
+    if num_ranks > num_experts and any(size % (num_ranks // dims.ep) for size in sizes):
+        raise ModelFolderError(
+            f"one expert, {sizes[0]} x {sizes[1]}, cannot be divided evenly over "
+            f"{num_ranks // dims.ep} ranks; choose degrees that divide both, or fewer ranks"
+        )
 
 
 def _norm(config: dict[str, Any], size: int) -> RMSNorm.Config:

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import tiny_config, tiny_moe_config
+from torchtitan.distributed import ParallelDims
 
-from torchtitan_ext.model_specs import ModelFolderError, model_spec_from_hf, read_hf_config
+from torchtitan_ext.model_specs import (
+    ModelFolderError,
+    check_expert_shards,
+    model_spec_from_hf,
+    read_hf_config,
+)
 
 
 def folder_with(tmp_path: Path, text: str) -> Path:
@@ -175,3 +181,46 @@ def test_30b_has_the_published_parameter_count_and_names(tmp_path: Path) -> None
     parts = [*attention, *experts, "mlp.gate", "input_layernorm", "post_attention_layernorm"]
     want = {f"model.layers.{i}.{part}.weight" for i in range(48) for part in parts}
     assert names == want | {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+
+
+def parallel_dims(**degrees: int) -> ParallelDims:
+    values = {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 1, "pp": 1, "ep": 1} | degrees
+    world = values["dp_replicate"] * values["dp_shard"] * values["tp"]
+    return ParallelDims(**values, world_size=world, spmd_backend="partial_dtensor")
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"dp_shard": 3}, "8 experts cannot be divided evenly over 3 ranks"),
+        ({"dp_shard": 3, "ep": 3}, "over 3 ranks with expert parallel 3"),
+        ({"dp_shard": 6, "ep": 2}, "over 6 ranks with expert parallel 2"),
+        # 8 experts over 32 ranks: four ranks share one, and 30 is no multiple of 4.
+        ({"dp_shard": 32, "ep": 8}, "one expert, 30 x 48, cannot be divided evenly over 4 ranks"),
+    ],
+)
+def test_degrees_that_do_not_divide_the_experts_are_refused(
+    tmp_path: Path, degrees: dict[str, int], message: str
+) -> None:
+    config = tiny_moe_config(moe_intermediate_size=30)
+    _, model = built_on_meta(folder_with(tmp_path, json.dumps(config)))
+    with pytest.raises(ModelFolderError, match=message) as caught:
+        check_expert_shards(model, parallel_dims(**degrees))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [{}, {"dp_shard": 8}, {"dp_shard": 4, "ep": 2}, {"dp_shard": 16, "ep": 8}, {"tp": 3}],
+)
+def test_degrees_that_divide_the_experts_pass(tmp_path: Path, degrees: dict[str, int]) -> None:
+    config = tiny_moe_config(moe_intermediate_size=30)
+    check_expert_shards(
+        built_on_meta(folder_with(tmp_path, json.dumps(config)))[1], parallel_dims(**degrees)
+    )
+
+
+def test_expert_parallel_of_a_dense_model_is_refused(tmp_path: Path) -> None:
+    _, model = built_on_meta(folder_with(tmp_path, json.dumps(tiny_config())))
+    with pytest.raises(ModelFolderError, match="expert parallel 2: the model is dense"):
+        check_expert_shards(model, parallel_dims(dp_shard=2, ep=2))
