@@ -102,11 +102,18 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
 
     Raises:
         ModelFolderError: if the folder does not hold a supported model.
-        ValueError: from torchtitan, if the parallel degrees do not fit the world.
+        ValueError: if tensor and expert parallelism are combined; from torchtitan, if the parallel
+            degrees do not fit the world.
 
     Source:
         Collective: yes, over the world.
     """
+    if settings.tensor_parallel > 1 and settings.expert_parallel > 1:
+        raise ValueError(
+            f"tensor_parallel {settings.tensor_parallel} with expert_parallel "
+            f"{settings.expert_parallel}: torchtitan would split a row's tokens over the ranks, "
+            "which needs sequence parallelism; set one of them to 1"
+        )
     init_process_group(settings.collective_timeout_s)
     # torchtitan restores the schedule through torch's get_lr, which warns outside of a step.
     warnings.filterwarnings("ignore", message="To get the last learning rate")

@@ -21,6 +21,7 @@ from tiny_models import (
 from torch import Tensor
 
 from torchtitan_ext.policy_trainer import PolicyTrainer
+from torchtitan_ext.reference_policy import ReferencePolicy
 from torchtitan_ext.routing_replay import RoutingReplayError
 
 DOCUMENTS = random_documents([2, 40, 7, 7, 30, 23], seed=1)
@@ -215,3 +216,16 @@ def test_a_dense_model_has_no_routing(tmp_path: Path) -> None:
     trainer.forward_backward([row_with(None)], mean_loss)
     assert trainer.take_routing_stats() is None
     trainer.close()
+
+
+def test_the_reference_policy_replays_as_well(trainer: PolicyTrainer) -> None:
+    start = trainer.score([row_with(ELSEWHERE)])[0]
+    take_steps(trainer, 2)
+    reference = ReferencePolicy(trainer)
+    assert torch.equal(reference.score([row_with(ELSEWHERE)], temperature=1.0)[0], start)
+    assert (reference.score([row_with(None)], temperature=1.0)[0] - start).abs().max() > 0.1
+
+
+def test_tensor_and_expert_parallelism_together_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tensor_parallel 2 with expert_parallel 2: .* set one"):
+        tiny_trainer(folder, tmp_path / "run", tensor_parallel=2, expert_parallel=2)
