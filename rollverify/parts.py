@@ -110,6 +110,7 @@ def make_policy_update(config: Config, policy: PolicyTrainer) -> PolicyUpdate:
         constant_length=config.rollout.max_response_tokens,
         minibatches=config.training.minibatches,
         reference=ReferencePolicy(policy) if config.kl.coefficient > 0.0 else None,
+        masked_in_denominator=config.loss.masked_in_denominator,
         data_group=policy.data_group,
     )
 

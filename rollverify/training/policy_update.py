@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rollverify.algorithms.aggregation import (
     AggregationMode,
+    BatchCounts,
     Normalizer,
     count_batch,
     reduce_counts,
@@ -91,6 +92,7 @@ class PolicyUpdate:
         constant_length: int,
         minibatches: int = 1,
         reference: Scorer | None = None,
+        masked_in_denominator: bool = True,
         data_group: dist.ProcessGroup | None,
     ) -> None:
         """Set up; nothing is computed yet.
@@ -105,6 +107,8 @@ class PolicyUpdate:
             constant_length: divisor of "constant_length", tokens.
             minibatches: optimizer steps per iteration; each takes as many whole groups, by id.
             reference: scores for the KL term; None where there is none.
+            masked_in_denominator: whether tokens that the correction or the loss drops count in the
+                averages; False costs a scoring pass, since they must be known before the gradient.
             data_group: ranks that hold different trajectories; None where there is one.
 
         Raises:
@@ -121,6 +125,8 @@ class PolicyUpdate:
         self._constant_length = constant_length
         self._num_minibatches = minibatches
         self._reference = reference if objective.kl_coefficient > 0.0 else None
+        self._masked_in_denominator = masked_in_denominator
+        self._takes_whole = objective.needs_limit or not masked_in_denominator
         self._data_group = data_group
 
     def train_step(self, finished: list[TensorDict], policy_version: int) -> dict[str, float]:
@@ -150,8 +156,8 @@ class PolicyUpdate:
         grad_norms: list[float] = []
         learning_rate = 0.0
         for number, one in enumerate(minibatches):
-            limited = self._with_limit(one, is_first=number == 0)
-            before.append(self._forward_backward(limited, sums))
+            whole = self._with_whole(one, is_first=number == 0)
+            before.append(self._forward_backward(whole, sums))
             if number + 1 == len(minibatches):
                 grad_norm, learning_rate = self._trainer.optimizer_step()
             else:
@@ -215,7 +221,7 @@ class PolicyUpdate:
 
     def _with_scores(self, minibatches: list[_Minibatch]) -> list[_Minibatch]:
         """Score what has to be known before the first step; nothing for the plain case."""
-        if len(minibatches) > 1 or self._objective.needs_limit:
+        if len(minibatches) > 1 or self._takes_whole:
             minibatches = [
                 _given(one, anchor_logprobs=self._score(one.rows)) for one in minibatches
             ]
@@ -231,15 +237,35 @@ class PolicyUpdate:
     def _score(self, rows: Sequence[TrajectoryRow]) -> list[Tensor]:
         return self._trainer.score(rows, temperature=self._temperature)
 
-    def _with_limit(self, one: _Minibatch, *, is_first: bool) -> _Minibatch:
-        """The limit of the whole minibatch, from the policy about to be updated."""
-        if not self._objective.needs_limit:
+    def _with_whole(self, one: _Minibatch, *, is_first: bool) -> _Minibatch:
+        """What is taken from the whole minibatch, of the policy about to be updated."""
+        if not self._takes_whole:
             return one
         own = [given.anchor_logprobs for given in one.given] if is_first else self._score(one.rows)
+        scores = [logprobs for logprobs in own if logprobs is not None]
+        if self._objective.needs_limit:
+            one = self._with_limit(one, scores)
+        return one if self._masked_in_denominator else self._with_kept(one, scores)
+
+    def _with_kept(self, one: _Minibatch, own: Sequence[Tensor]) -> _Minibatch:
+        """Only tokens that are not dropped are averaged over."""
+        kept = [self._objective.kept(*each) for each in zip(one.rows, own, one.given, strict=True)]
+        counts = BatchCounts(
+            num_tokens=sum(int(mask.sum()) for mask in kept),
+            # A trajectory lies in one row as a whole.
+            num_sequences=sum(
+                len(row.sequence_ids[mask.cpu()].unique())
+                for row, mask in zip(one.rows, kept, strict=True)
+            ),
+        )
+        if self._data_group is not None:
+            counts = reduce_counts(counts, self._data_group, self._trainer.device.type)
+        normalizer = replace(one.normalizer, counts=counts)
+        return _given(replace(one, normalizer=normalizer), counted=kept)
+
+    def _with_limit(self, one: _Minibatch, own: Sequence[Tensor]) -> _Minibatch:
         squares = [
-            self._objective.squares(row, logprobs, given)
-            for row, logprobs, given in zip(one.rows, own, one.given, strict=True)
-            if logprobs is not None
+            self._objective.squares(*each) for each in zip(one.rows, own, one.given, strict=True)
         ]
         joined = torch.cat([torch.zeros(0), *squares])
         if self._data_group is not None:
