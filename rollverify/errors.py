@@ -44,6 +44,10 @@ class LedgerError(RollVerifyError, RuntimeError):
     """A prompt or a token was lost or counted twice: a fault in RollVerify, not in the data."""
 
 
+class NoSignalError(UserError, RollVerifyError, RuntimeError):
+    """Too few prompts teach the policy anything, so a batch cannot be filled; on every rank."""
+
+
 class StaleWeightsError(RollVerifyError, RuntimeError):
     """The rollout engine does not hold the trainer's weights (parity probe or version check)."""
 

@@ -116,6 +116,7 @@ def make_policy_update(
         reference=ReferencePolicy(policy) if config.kl.coefficient > 0.0 else None,
         replay=config.routing_replay.mode,
         routing=routing,
+        masked_in_denominator=config.loss.masked_in_denominator,
         data_group=policy.data_group,
     )
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rollverify.algorithms.advantages import has_signal
 from rollverify.algorithms.switching import AcceptanceWindow
 from rollverify.config.schema import Config
 from rollverify.data.loader import PromptLoader
@@ -15,6 +16,7 @@ from rollverify.inputs import ModelFolder, encoded_batches
 from rollverify.metrics.audit_log import AuditLog
 from rollverify.rank_state import RankState
 from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.dynamic_sampling import SignalRule
 from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
@@ -81,6 +83,7 @@ def make_rollout_parts(
         data_rank=rank,
         data_world_size=world_size,
         data_group=policy.data_group,
+        signal_rule=_signal_rule(config),
     )
     state = RankState(
         loader=loader,
@@ -100,6 +103,18 @@ def make_rollout_parts(
         queue=queue,
         rollouter=rollouter,
         state=state,
+    )
+
+
+def _signal_rule(config: Config) -> SignalRule | None:
+    """What dynamic sampling asks of a group; None where every group is trained on."""
+    if not config.dynamic_sampling.enable:
+        return None
+    max_batches = config.dynamic_sampling.max_dropped_batches
+    return SignalRule(
+        has_signal=has_signal,
+        max_given_up=math.floor(max_batches * config.rollout.prompts_per_step),
+        at_cap=config.dynamic_sampling.at_cap,
     )
 
 

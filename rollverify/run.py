@@ -114,9 +114,10 @@ class Run:
         return 0
 
     def save_after_failure(self) -> None:
-        """Keep what was generated when the rollout engine of some rank failed for good.
+        """Keep what was generated when rollouts cannot go on.
 
-        The trainer still holds the last step's policy, so this is a checkpoint of that step with
+        The rollout engine of some rank failed for good, or too few prompts teach anything. The
+        trainer still holds the last step's policy, so this is a checkpoint of that step with
         everything in flight. Collective: yes, over the world; the failure is raised on every rank.
         """
         if self.config.checkpoint.every_steps and self.policy.step > 0:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rollverify.environment import set_defaults
-from rollverify.errors import EngineFailedError
+from rollverify.errors import EngineFailedError, NoSignalError
 from rollverify.hooks import HookPoint
 from rollverify.log import init_logger
 from rollverify.shutdown import die_with_parent, write_rank_error
@@ -51,14 +51,14 @@ def train(run: "Run") -> None:
 
 
 def train_to_end(run: "Run") -> int:
-    """Train and finish; when a rollout engine gives up, keep what was in flight.
+    """Train and finish; when rollouts cannot go on, keep what was in flight.
 
     Returns:
         The exit code.
     """
     try:
         train(run)
-    except EngineFailedError:
+    except (EngineFailedError, NoSignalError):
         run.save_after_failure()
         raise
     return run.finish()

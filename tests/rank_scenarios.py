@@ -24,6 +24,7 @@ from rollverify.rollout.segments import append_segment, set_outcome
 from rollverify.training.credit import CreditRule
 from rollverify.training.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
+from torchtitan_ext.reference_policy import ReferencePolicy
 
 NUM_STEPS = 3
 
@@ -142,6 +143,30 @@ def checkpoint_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any
     return result
 
 
+def reference_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]:
+    """Scores under start weights after two steps, and the policy before and after scoring."""
+    trainer = trainer_of(model, run, **changes)
+    row = [global_rows(99)[2]]
+    start = trainer.score(row, temperature=0.7)[0]
+    for step in range(2):
+        take_global_step(trainer, step)
+    before, own = full_parameters(trainer), trainer.score(row, temperature=0.7)[0]
+    reference = ReferencePolicy(trainer)
+    mine = global_rows(98)[trainer.data_rank :: trainer.data_world_size]
+    scores = reference.score(mine, temperature=0.7)
+    result = {
+        "start": start,
+        "reference": reference.score(row, temperature=0.7)[0],
+        "own": (own, trainer.score(row, temperature=0.7)[0]),
+        "rows": (trainer.data_rank, scores),
+        "parameters": (before, full_parameters(trainer)),
+    }
+    take_global_step(trainer, 2)
+    result["next"] = full_parameters(trainer)
+    trainer.close()
+    return result
+
+
 SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] = {
     "fsdp_tied": (steps_scenario, "tied", {}),
     "fsdp_untied": (steps_scenario, "untied", {}),
@@ -151,6 +176,8 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] 
         {"data_parallel_replicate": 2, "data_parallel_shard": 1},
     ),
     "uneven_tied": (uneven_scenario, "tied", {}),
+    "reference_tied": (reference_scenario, "tied", {}),
+    "reference_untied": (reference_scenario, "untied", {}),
     "checkpoint_untied": (checkpoint_scenario, "untied", {}),
     "tensor_parallel_tied": (steps_scenario, "tied", {"tensor_parallel": 2}),
     "tensor_parallel_untied": (steps_scenario, "untied", {"tensor_parallel": 2}),

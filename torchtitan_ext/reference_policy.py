@@ -65,15 +65,19 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def _put(self, weights: list[Tensor]) -> None:
-        for module in self._policy.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # Else a gathered copy of the other weights might still be used.
         for shard, weight in zip(_shards(self._policy.model), weights, strict=True):
             shard.copy_(weight)
 
 
 def _shards(model: torch.nn.Module) -> list[Tensor]:
-    """This rank's part of every parameter and saved buffer; writing to it writes the model."""
+    """This rank's part of every parameter and saved buffer; writing to it writes the model.
+
+    A scoring pass leaves the outermost module's parameters gathered: those would be no shards, and
+    would still be used after the shards were written.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
     tensors = [*model.parameters(), *model.buffers()]
     return [one.to_local() if isinstance(one, DTensor) else one.detach() for one in tensors]
 

@@ -42,6 +42,7 @@ def check_rules(config: Config) -> None:
     _check_data(config)
     _check_sampling(config)
     _check_sizes(config)
+    _check_dynamic_sampling(config)
     _check_filter(config)
     _check_routing_replay(config)
     _check_engine_options(config)
@@ -119,6 +120,26 @@ def _check_sizes(config: Config) -> None:
                 f"engine.max_num_batched_tokens must be >= {other} = {least}, "
                 f"got {engine.max_num_batched_tokens}",
             )
+
+
+def _check_dynamic_sampling(config: Config) -> None:
+    """Refuse limits that have no effect, or that the first group without signal would break."""
+    options, prompts = config.dynamic_sampling, config.rollout.prompts_per_step
+    defaults = type(options)()
+    for name in ("max_dropped_batches", "at_cap"):
+        value = getattr(options, name)
+        if not options.enable and value != getattr(defaults, name):
+            raise RuleError(
+                (f"dynamic_sampling.{name}", "dynamic_sampling.enable"),
+                f"dynamic_sampling.{name} = {value!r} has no effect without "
+                "dynamic_sampling.enable = true; set it or remove the other",
+            )
+    if options.max_dropped_batches * prompts < 1:
+        raise RuleError(
+            ("dynamic_sampling.max_dropped_batches", "rollout.prompts_per_step"),
+            "dynamic_sampling.max_dropped_batches must leave room for a group: at least 1 / "
+            f"rollout.prompts_per_step = {1 / prompts:.3g}, got {options.max_dropped_batches:g}",
+        )
 
 
 def _check_filter(config: Config) -> None:

@@ -52,6 +52,10 @@ RATIO_WEIGHTS = ("truncated", "masked", "icepop")
 """Corrections whose weight is rho = denominator / behavior itself."""
 
 
+MASKS = ("masked", "icepop", "geometric_mask", "mask_stale", "opsm")
+"""Corrections that drop tokens."""
+
+
 def check_loss_rules(config: Config) -> None:
     """Check every rule about the objective.
 
@@ -65,6 +69,7 @@ def check_loss_rules(config: Config) -> None:
     _check_dr_grpo(config)
     _check_denominator(config)
     _check_own_weight(config)
+    _check_masked(config)
     _check_advantage(config)
     _check_minibatches(config)
 
@@ -176,6 +181,20 @@ def _check_own_weight(config: Config) -> None:
             "loss.name = 'decoupled_ppo' needs a denominator apart from loss.denominator = "
             "'behavior', where its weight is always 1; set 'anchor_now' or loss.name = 'grpo'",
         )
+
+
+def _check_masked(config: Config) -> None:
+    """Refuse smaller averages, which cost a scoring pass, where nothing is ever dropped."""
+    loss, name = config.loss, config.correction.name
+    drops = loss.name == "decoupled_ppo" and loss.decoupled_ppo_cap_action == "mask"
+    if loss.masked_in_denominator or drops or loss.name == "m2po" or name in MASKS:
+        return
+    raise RuleError(
+        ("loss.masked_in_denominator", "correction.name", "loss.name"),
+        f"loss.masked_in_denominator = false has no effect with correction.name = {name!r} and "
+        f"loss.name = {loss.name!r}, which drop no token; remove it, or set correction.name to one "
+        f"of {', '.join(MASKS)}",
+    )
 
 
 def _check_advantage(config: Config) -> None:

@@ -72,6 +72,10 @@ class LossConfig(Table):
     mask_truncated: bool = False
     """Whether responses cut at the length limit are left out of the loss (overlong filtering); they
     still count in their group's advantages."""
+    masked_in_denominator: bool = True
+    """Whether tokens that the correction (or m2po, decoupled_ppo) drops still count in the
+    averages; if not, what is kept weighs more, and a scoring pass per step is added. Responses that
+    mask_truncated leaves out never count."""
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
     """How token losses become one number; counts are global, over all ranks and micro-batches."""
 

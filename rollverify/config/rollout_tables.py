@@ -1,4 +1,4 @@
-"""Tables [rollout], [engine] and [weight_sync]: how responses are sampled, and by which engine.
+"""Tables [rollout], [dynamic_sampling], [engine] and [weight_sync]: what is sampled, and how.
 
 They hold no training setting; those are in `training_tables`.
 """
@@ -40,6 +40,21 @@ class RolloutConfig(Table):
     def max_sequence_tokens(self) -> int:
         """Longest prompt plus longest response, tokens."""
         return self.max_prompt_tokens + self.max_response_tokens
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class DynamicSamplingConfig(Table):
+    """Groups whose rewards are all equal teach nothing: others can take their place."""
+
+    enable: bool = False
+    """Whether a step trains on exactly rollout.prompts_per_step groups whose rewards differ; those
+    without a difference are given up for good and as many prompts more are drawn."""
+    max_dropped_batches: Annotated[float, Range(gt=0)] = 8.0
+    """Most groups that one step gives up before its batch is full, in batches of
+    rollout.prompts_per_step."""
+    at_cap: Literal["stop", "train"] = "stop"
+    """What happens beyond that. stop: the run ends and says why. train: the batch is filled up with
+    groups that teach nothing."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

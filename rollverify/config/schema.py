@@ -23,7 +23,12 @@ from rollverify.config.method_tables import (
     VerificationConfig,
 )
 from rollverify.config.prepare_table import PrepareConfig
-from rollverify.config.rollout_tables import EngineConfig, RolloutConfig, WeightSyncConfig
+from rollverify.config.rollout_tables import (
+    DynamicSamplingConfig,
+    EngineConfig,
+    RolloutConfig,
+    WeightSyncConfig,
+)
 from rollverify.config.setting import Range, Setting, Table, settings_of
 from rollverify.config.training_tables import ParallelismConfig, TrainingConfig
 
@@ -128,6 +133,8 @@ class Config:
     """Prompts and reward."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """What is sampled in one step."""
+    dynamic_sampling: DynamicSamplingConfig = field(default_factory=DynamicSamplingConfig)
+    """Replacement of groups that teach nothing."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """The vLLM engine."""
     training: TrainingConfig = field(default_factory=TrainingConfig)

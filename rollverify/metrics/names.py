@@ -19,6 +19,7 @@ METRICS: dict[str, Metric] = {
     "reward/mean": Metric("reward", "mean reward of the finished trajectories"),
     "reward/accuracy": Metric("share", "finished trajectories with a right answer"),
     "reward/std": Metric("reward", "standard deviation of the rewards over the batch"),
+    "reward/mean_drawn": Metric("reward", "the same with the groups that dynamic sampling gave up"),
     # The optimizer step.
     "train/loss": Metric("1", "batch loss under the configured aggregation"),
     "train/entropy_nats": Metric("nats", "mean entropy of the policy over loss tokens"),
@@ -46,6 +47,8 @@ METRICS: dict[str, Metric] = {
     "rollout/num_unfinished": Metric("count", "trajectories in U_k, finished ones that wait too"),
     "rollout/truncated_frac": Metric("share", "finished trajectories cut at the length limit"),
     "rollout/zero_signal_groups": Metric("count", "groups whose rewards are all equal"),
+    "rollout/groups_given_up": Metric("count", "complete groups without signal, not trained on"),
+    "rollout/signal_frac": Metric("share", "complete groups with signal, given up or trained on"),
     "rollout/tokens_per_s": Metric("tokens/s", "generated tokens over the phase without scoring"),
     "rollout/engine_busy_frac": Metric("share", "mean share of the engine's slots in use"),
     "rollout/decode_steps": Metric("count", "engine steps of this phase, the rank with most"),

@@ -1,4 +1,4 @@
-"""Moves of whole groups out of a rank's buffer: back to the prompt queue, or to another rank.
+"""Moves of whole groups between a rank's buffer, the prompt queue and other ranks.
 
 Buffer, ledger and queue are changed together here, so that none of them loses a group. Does not
 decide which groups go.
@@ -7,11 +7,44 @@ decide which groups go.
 from collections.abc import Iterable
 
 import torch.distributed as dist
+from tensordict import TensorDict
 
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger, PromptState
 from rollverify.rollout.prompt_queue import PromptQueue
 from rollverify.rollout.rank_exchange import balance, exchange, gather, tokens_of
+from rollverify.rollout.schema import new_trajectory
+
+
+def draw_group(
+    queue: PromptQueue, buffer: TrajectoryBuffer, ledger: PromptLedger, group_size: int
+) -> list[TensorDict]:
+    """Draw a prompt and enter its group, without a token.
+
+    Args:
+        queue: gives the prompt.
+        buffer: gets the group.
+        ledger: learns of it, unless it was drawn before and came back.
+        group_size: responses of a group.
+
+    Returns:
+        The trajectories by sample.
+    """
+    drawn = queue.draw()
+    group = [
+        new_trajectory(
+            prompt_ids=drawn.prompt.token_ids,
+            group_id=drawn.group_id,
+            prompt_index=drawn.prompt.prompt_index,
+            sample_index=sample,
+            num_requests=drawn.num_requests,
+        )
+        for sample in range(group_size)
+    ]
+    buffer.add_group(group)
+    if drawn.group_id not in ledger:
+        ledger.add(drawn.group_id)
+    return group
 
 
 def drop_groups(

@@ -103,6 +103,19 @@ class PromptQueue:
         self._num_streamed += 1
         return DrawnPrompt(group_id=group_id, prompt=batch[self._data_rank], num_requests=0)
 
+    def upcoming(self, count: int) -> list[int]:
+        """Groups that the next draws would give.
+
+        Args:
+            count: draws to look ahead.
+
+        Returns:
+            `count` group ids, in drawing order.
+        """
+        rounds = range(self._num_streamed, self._num_streamed + count)
+        streamed = [one * self._data_world_size + self._data_rank for one in rounds]
+        return [*self.returned_ids(), *streamed][:count]
+
     def put_back(self, group_id: int, prompt_index: int, num_requests: int) -> None:
         """Return a prompt whose group was dropped; it is drawn before the stream goes on.
 

@@ -5,7 +5,8 @@ decide when a phase ends.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 import torch
@@ -106,7 +107,11 @@ def check_twins(data_rank: int, data_world_size: int, trajectories: Sequence[Ten
 
 
 def select_groups(
-    complete: dict[int, int], num_groups: int, group: dist.ProcessGroup | None
+    complete: dict[int, int],
+    num_groups: int,
+    group: dist.ProcessGroup | None,
+    *,
+    spare: Mapping[int, int] = MappingProxyType({}),
 ) -> list[dict[int, int]]:
     """Choose the groups to train on: of all complete ones those with the lowest ids.
 
@@ -116,6 +121,7 @@ def select_groups(
         complete: tokens of this rank's complete groups by group id.
         num_groups: how many to choose, at most the number there is over all ranks.
         group: the data ranks; None where there is one.
+        spare: tokens of this rank's groups that are taken only where the others are too few.
 
     Returns:
         Per data rank, tokens of its chosen groups by group id, ascending; equal on every rank.
@@ -126,12 +132,37 @@ def select_groups(
     Source:
         Collective: yes, over `group`. The order is our choice; the paper does not name one.
     """
-    per_rank = gather(complete, group)
-    ids = sorted(group_id for rank in per_rank for group_id in rank)
+    gathered = gather((complete, dict(spare)), group)
+    first, second = ([part[i] for part in gathered] for i in range(2))
+    ids = [g for part in (first, second) for g in sorted(g for rank in part for g in rank)]
     if len(ids) < num_groups:
         raise ValueError(f"{num_groups} complete groups are needed, there are {len(ids)}")
     chosen = set(ids[:num_groups])
+    per_rank = [one | other for one, other in zip(first, second, strict=True)]
     return [{g: rank[g] for g in sorted(rank) if g in chosen} for rank in per_rank]
+
+
+def share_of_lowest(
+    own: Sequence[int], count: int, rank: int, group: dist.ProcessGroup | None
+) -> int:
+    """How many of the lowest ids of all ranks are this rank's.
+
+    Groups drawn by it have the ids that one rank alone would have drawn next.
+
+    Args:
+        own: ids that this rank would draw next, at least `count` of them.
+        count: ids to be drawn over all ranks.
+        rank: this rank's place among the data ranks.
+        group: the data ranks; None where there is one.
+
+    Returns:
+        A number that adds up to `count` over the ranks.
+
+    Source:
+        Collective: yes, over `group`.
+    """
+    ids = [(one, of) for of, ids in enumerate(gather(list(own), group)) for one in ids]
+    return sum(of == rank for _, of in sorted(ids)[:count])
 
 
 def balance(per_rank: Sequence[dict[int, int]]) -> list[tuple[int, int, int]]:

@@ -2,6 +2,7 @@
 
 On-policy, exactly one batch of groups is started and all of it is finished. Partial, more is in
 flight than a batch needs; once enough groups are complete over all ranks every request is paused.
+What counts as complete, and what becomes of groups that teach nothing, `dynamic_sampling` says.
 Which requests run, and when a phase ends, depends on counts and seeds alone, never on the clock.
 Does not verify or cut: hooks do, between two calls of `collect`.
 """
@@ -17,8 +18,9 @@ from tensordict import TensorDict
 from rollverify.errors import EngineFailedError
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.currency import check_verified, is_current
+from rollverify.rollout.dynamic_sampling import GivenUp, GroupChoice, SignalRule
 from rollverify.rollout.generation import GenerationStats
-from rollverify.rollout.group_moves import balance_buffers, drop_groups
+from rollverify.rollout.group_moves import balance_buffers, draw_group, drop_groups
 from rollverify.rollout.ledger import PromptLedger, PromptState
 from rollverify.rollout.prompt_queue import PromptQueue
 from rollverify.rollout.rank_exchange import (
@@ -26,12 +28,10 @@ from rollverify.rollout.rank_exchange import (
     balance,
     check_twins,
     exchange,
-    select_groups,
-    sum_over_ranks,
-    tokens_of,
+    share_of_lowest,
 )
 from rollverify.rollout.request_loop import RequestLoop
-from rollverify.rollout.schema import is_finished, new_trajectory
+from rollverify.rollout.schema import is_finished
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class Rollouter:
         data_rank: int,
         data_world_size: int,
         data_group: dist.ProcessGroup | None,
+        signal_rule: SignalRule | None = None,
     ) -> None:
         """Set up; nothing is drawn yet.
 
@@ -75,6 +76,7 @@ class Rollouter:
             data_rank: this rank's place among the data ranks.
             data_world_size: number of data ranks; divides `prompts_per_step`.
             data_group: the data ranks; None where there is one.
+            signal_rule: gives up groups that teach nothing; None trains on every complete group.
         """
         self._loop = loop
         self._buffer = buffer
@@ -93,6 +95,13 @@ class Rollouter:
         self._data_world_size = data_world_size
         self._data_group = data_group
         self._in_training: list[int] = []
+        self._choice = GroupChoice(
+            rule=signal_rule,
+            num_groups=prompts_per_step,
+            buffer=buffer,
+            ledger=ledger,
+            data_group=data_group,
+        )
         self.num_dropped = 0
         """Groups sent back to the queue at a switch so far, this rank."""
 
@@ -100,6 +109,11 @@ class Rollouter:
     def stats(self) -> GenerationStats:
         """What the engine did in the last phase, this rank."""
         return self._loop.stats
+
+    @property
+    def given_up(self) -> GivenUp | None:
+        """Groups without signal in the last phase, this rank; None where all are trained on."""
+        return self._choice.given_up
 
     def collect(self, policy_version: int) -> tuple[list[TensorDict], list[TensorDict]]:
         """Run one rollout phase.
@@ -116,21 +130,23 @@ class Rollouter:
             EngineFailedError: if the engine of some rank failed twice; everything generated so far
                 is in the buffers, paused.
             RolloutError: if an engine returns something that cannot be used.
+            NoSignalError: if too many groups teach nothing and the signal rule says stop; as after
+                a failed engine, what was generated is in the buffers.
 
         Source:
             RollVerify Section 4.1; collective: yes, over the data ranks.
         """
+        self._choice.begin()
         if self.is_on_policy:
             self._run_whole_batch(policy_version)
         else:
             self._run_until_enough(policy_version)
-        complete = {g: self._buffer.group(g) for g in self._buffer.complete_groups()}
-        chosen = select_groups(tokens_of(complete), self._prompts_per_step, self._data_group)
+        chosen = self._choice.select()
         self._in_training = list(chosen[self._data_rank])
+        mine = {g: self._buffer.pop_group(g, "trained") for g in self._in_training}
         for group_id in self._in_training:
-            self._buffer.pop_group(group_id, "trained")
             self._ledger.move(group_id, PromptState.FINISHED)
-        mine = {group_id: complete[group_id] for group_id in self._in_training}
+        self._choice.give_up()
         mine = exchange(mine, balance(chosen), self._data_rank, self._data_group)
         finished = [one for members in mine.values() for one in members]
         check_twins(self._data_rank, self._data_world_size, finished)
@@ -192,29 +208,43 @@ class Rollouter:
         self.num_dropped = int(state["num_dropped"])
 
     def _run_whole_batch(self, policy_version: int) -> None:
-        """Draw this rank's share of a batch and run it, and what was left, to the end."""
+        """Draw this rank's share of a batch and run it, and what was left, to the end.
+
+        As many groups as teach nothing are drawn anew and run, until the ranks hold a batch.
+        """
         self.drop_older(policy_version, verified=False)
         while len(self._buffer.group_ids()) < self._prompts_per_step // self._data_world_size:
             self._draw_group()
         waiting = self._waiting(policy_version)
         self._loop.begin(policy_version, min(self._max_num_seqs, max(1, len(waiting))))
-        failure = None
+        failure = self._run_to_end(waiting)
+        while not self._choice.count(has_failed=failure is not None):
+            failure = self._run_to_end(self._refill())
+        self._pause_all(failure)
+
+    def _run_to_end(self, waiting: list[TensorDict]) -> EngineFailedError | None:
         try:
             for trajectory in waiting:
                 self._start(trajectory)
             while self._loop.num_in_flight:
                 self._loop.step()
         except EngineFailedError as error:
-            failure = error
-        self._pause_all(failure)
-        self._agree_on(failure)
+            return error
+        return None
+
+    def _refill(self) -> list[TensorDict]:
+        """Draw what the batch lacks: over all ranks the groups that come next by their ids."""
+        missing = self._choice.num_missing
+        upcoming = self._queue.upcoming(missing)
+        num_mine = share_of_lowest(upcoming, missing, self._data_rank, self._data_group)
+        return [one for _ in range(num_mine) for one in self._draw_group()]
 
     def _run_until_enough(self, policy_version: int) -> None:
         """Keep the engine full until the ranks together hold a batch of complete groups."""
         waiting = deque(self._waiting(policy_version))
         self._loop.begin(policy_version, min(self._max_num_seqs, self._num_in_flight))
         failure = None
-        while not self._is_enough(failure):
+        while not self._choice.count(has_failed=failure is not None):
             try:
                 for _ in range(self._count_every):
                     self._fill(waiting)
@@ -222,16 +252,12 @@ class Rollouter:
             except EngineFailedError as error:
                 failure = error
         self._pause_all(failure)
-        self._agree_on(failure)
-
-    def _is_enough(self, failure: EngineFailedError | None) -> bool:
-        """Whether the phase ends; the same answer on every rank. Collective over data ranks."""
-        counts = [self._buffer.num_complete, int(failure is not None)]
-        num_complete, num_failed = sum_over_ranks(counts, self._data_group)
-        return num_complete >= self._prompts_per_step or num_failed > 0
 
     def _pause_all(self, failure: EngineFailedError | None) -> None:
-        """Take back what runs; after a failure as far as the engine still answers."""
+        """Take back what runs; after a failure as far as the engine still answers.
+
+        Raises on every rank if the engine of one has failed. Collective over the world.
+        """
         try:
             self._loop.pause()
         except Exception:
@@ -240,10 +266,6 @@ class Rollouter:
         for group_id in self._buffer.group_ids():
             if self._ledger.state_of(group_id) is PromptState.RUNNING:
                 self._ledger.move(group_id, PromptState.PAUSED)
-
-    @staticmethod
-    def _agree_on(failure: EngineFailedError | None) -> None:
-        """Raise on every rank if the engine of one has failed. Collective over the world."""
         message = agree_on_failure(failure)
         if failure is not None:
             raise failure
@@ -273,18 +295,4 @@ class Rollouter:
             self._ledger.move(group_id, PromptState.RUNNING)
 
     def _draw_group(self) -> list[TensorDict]:
-        drawn = self._queue.draw()
-        group = [
-            new_trajectory(
-                prompt_ids=drawn.prompt.token_ids,
-                group_id=drawn.group_id,
-                prompt_index=drawn.prompt.prompt_index,
-                sample_index=sample,
-                num_requests=drawn.num_requests,
-            )
-            for sample in range(self._group_size)
-        ]
-        self._buffer.add_group(group)
-        if drawn.group_id not in self._ledger:
-            self._ledger.add(drawn.group_id)
-        return group
+        return draw_group(self._queue, self._buffer, self._ledger, self._group_size)

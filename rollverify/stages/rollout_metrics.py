@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from rollverify.algorithms.advantages import count_zero_signal_groups
 from rollverify.metrics.distribution import distribution
 from rollverify.metrics.reduction import reduce_metrics
+from rollverify.rollout.dynamic_sampling import GivenUp
 from rollverify.rollout.generation import GenerationStats
 from rollverify.rollout.schema import Status, stacked
 from rollverify.state import StepState
@@ -23,6 +24,11 @@ class Rollouter(Protocol):
     @property
     def stats(self) -> GenerationStats:
         """Of the last phase."""
+        ...
+
+    @property
+    def given_up(self) -> GivenUp | None:
+        """Groups that dynamic sampling gave up in it; None where it is off."""
         ...
 
 
@@ -82,11 +88,19 @@ class RolloutMetrics:
             "capacity": float(stats.capacity),
             "resumed": float(stats.num_resumed),
             "started": float(stats.num_started),
+            "groups": float(len({int(one["group_id"]) for one in finished})),
         }
+        given_up = self._rollouter.given_up
+        if given_up is not None:
+            sums["groups_given_up"] = float(given_up.num_groups)
+            sums["num_given_up"] = float(given_up.num_trajectories)
+            sums["reward_given_up"] = given_up.reward
         if self._data_group is not None:
             sums, maxima = reduce_metrics(sums, maxima, self._data_group)
             lengths = _all_lengths(lengths, self._data_group)
         state.metrics |= self._from_sums(sums) | maxima
+        if given_up is not None:
+            state.metrics |= _with_given_up(sums)
         state.metrics |= distribution("rollout/response_tokens", lengths)
         state.metrics["progress/epoch"] = self._epoch()
         if self._text_samples and (state.step - 1) % self._text_samples_every == 0:
@@ -118,6 +132,17 @@ class RolloutMetrics:
             response = self._decode(trajectory["response_ids"].tolist())
             parts.append(f"reward {trajectory['reward'].item():g}\n{prompt}{response}")
         self._log_text("samples/responses", "\n\n".join(parts), step)
+
+
+def _with_given_up(sums: dict[str, float]) -> dict[str, float]:
+    """Metrics over the groups trained on and those given up, each once: dropping biases neither."""
+    num_groups = sums["groups"] + sums["groups_given_up"]
+    num = max(1.0, sums["num"] + sums["num_given_up"])
+    return {
+        "rollout/groups_given_up": sums["groups_given_up"],
+        "rollout/signal_frac": (sums["groups"] - sums["zero_signal"]) / max(1.0, num_groups),
+        "reward/mean_drawn": (sums["reward"] + sums["reward_given_up"]) / num,
+    }
 
 
 def _all_lengths(lengths: list[int], group: dist.ProcessGroup) -> list[int]:

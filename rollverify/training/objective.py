@@ -54,6 +54,9 @@ class RowGiven:
     limit: float | None = None
     """Of the losses in `NEEDS_LIMIT`."""
 
+    counted: Tensor | None = None
+    """[T] bool; tokens that are averaged over. None: all of the loss mask, dropped ones too."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowLoss:
@@ -138,15 +141,8 @@ class Objective:
         mask = row.loss_mask.to(policy_logprobs.device)
         inputs = self._inputs(row, policy_logprobs, mask, given)
         correction = self._correction(row, inputs, given)
-        if self.correction_name != "none" and self.loss_name in TAKES_WEIGHTS:
-            inputs = replace(inputs, correction_weights=correction.weights)
-        token_loss, flags = self._token_loss(inputs, given)
-        is_masked = flags["is_masked"]
-        if self.correction_name != "none":
-            is_masked = torch.maximum(is_masked, (correction.is_masked & mask).to(is_masked.dtype))
-            if self.loss_name not in TAKES_WEIGHTS:
-                token_loss = correction.weights * token_loss
-        values = step_diagnostics(inputs, correction) | flags | {"is_masked": is_masked}
+        token_loss, flags = self._corrected(inputs, correction, given)
+        values = step_diagnostics(inputs, correction) | flags
         at_sampling = _at_sampling(row, inputs.anchor_logprobs)
         is_known = mask & _has_anchor(row, given.policy_version).to(mask.device)
         values |= engine_mismatch(at_sampling, inputs.behavior_logprobs, is_known)
@@ -156,7 +152,8 @@ class Objective:
             values["kl_reference"] = penalty
         if self.entropy_coefficient != 0.0:
             token_loss = token_loss - self.entropy_coefficient * torch.where(mask, entropy, 0.0)
-        weights = normalizer.token_weights(mask, inputs.sequence_ids)
+        counted = mask if given.counted is None else given.counted.to(mask.device)
+        weights = normalizer.token_weights(counted, inputs.sequence_ids)
         sums = {name: one.detach().sum() for name, one in values.items()}
         sums["entropy"] = entropy.detach()[mask].sum()
         sums["num_mismatch"] = is_known.sum()
@@ -180,6 +177,39 @@ class Objective:
         mask = row.loss_mask.to(policy_logprobs.device)
         inputs = self._inputs(row, policy_logprobs, mask, given)
         return log_ratio(policy_logprobs, inputs.denominator_logprobs, mask)[mask].square()
+
+    @torch.no_grad()
+    def kept(self, row: TrajectoryRow, policy_logprobs: Tensor, given: RowGiven) -> Tensor:
+        """Tokens that neither the correction nor the loss drops.
+
+        Args:
+            row: one row.
+            policy_logprobs: [T] float32 nats; of the policy about to be updated.
+            given: as for `row_loss`.
+
+        Returns:
+            [T] bool; False outside the loss mask.
+        """
+        mask = row.loss_mask.to(policy_logprobs.device)
+        inputs = self._inputs(row, policy_logprobs, mask, given)
+        _, flags = self._corrected(inputs, self._correction(row, inputs, given), given)
+        return mask & (flags["is_masked"] == 0)
+
+    def _corrected(
+        self, inputs: LossInputs, correction: Correction, given: RowGiven
+    ) -> tuple[Tensor, Diagnostics]:
+        """Token loss with the correction's weights; `is_masked` covers what either drops."""
+        is_applied = self.correction_name != "none"
+        if is_applied and self.loss_name in TAKES_WEIGHTS:
+            inputs = replace(inputs, correction_weights=correction.weights)
+        token_loss, flags = self._token_loss(inputs, given)
+        if not is_applied:
+            return token_loss, flags
+        dropped = (correction.is_masked & inputs.loss_mask).to(flags["is_masked"].dtype)
+        flags = flags | {"is_masked": torch.maximum(flags["is_masked"], dropped)}
+        if self.loss_name not in TAKES_WEIGHTS:
+            token_loss = correction.weights * token_loss
+        return token_loss, flags
 
     def _inputs(
         self, row: TrajectoryRow, policy_logprobs: Tensor, mask: Tensor, given: RowGiven

@@ -7,7 +7,7 @@ Knows nothing of rollouts or weight transfer.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rollverify.algorithms.aggregation import (
     AggregationMode,
+    BatchCounts,
     Normalizer,
     count_batch,
     reduce_counts,
@@ -27,6 +28,7 @@ from rollverify.metrics.reduction import gather_values
 from rollverify.rollout.schema import stacked
 from rollverify.training.credit import CreditRule
 from rollverify.training.fillers import equalize_rows
+from rollverify.training.minibatches import Minibatch, assign_groups, with_given
 from rollverify.training.objective import Objective, RowGiven
 from rollverify.training.packing import TrajectoryRow, pack_trajectories, response_values
 from rollverify.training.routing import ReplayMode, RoutingShape
@@ -68,17 +70,6 @@ class Trainer(Scorer, Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Minibatch:
-    """What one optimizer step is taken on, on this rank."""
-
-    members: list[TensorDict]
-    rows: list[TrajectoryRow]
-    normalizer: Normalizer
-    given: list[RowGiven]
-    """One per row."""
-
-
 class PolicyUpdate:
     """Turns finished trajectories into optimizer steps and their metrics."""
 
@@ -96,6 +87,7 @@ class PolicyUpdate:
         reference: Scorer | None = None,
         replay: ReplayMode = "off",
         routing: RoutingShape | None = None,
+        masked_in_denominator: bool = True,
         data_group: dist.ProcessGroup | None,
     ) -> None:
         """Set up; nothing is computed yet.
@@ -113,13 +105,13 @@ class PolicyUpdate:
             replay: whose choice of experts the passes with gradient repeat: nobody's, the engine's
                 as recorded in the trajectories, or the trainer's own before the first step.
             routing: of the model; None where it has no experts.
+            masked_in_denominator: whether tokens that the correction or the loss drops count in the
+                averages; False costs a scoring pass, since they must be known before the gradient.
             data_group: ranks that hold different trajectories; None where there is one.
 
         Raises:
             ValueError: if there is a KL term and no reference.
         """
-        self._replay: ReplayMode = replay
-        self._routing = routing
         if objective.kl_coefficient > 0.0 and reference is None:
             raise ValueError("an objective with a KL term needs a reference")
         self._trainer = trainer
@@ -131,6 +123,10 @@ class PolicyUpdate:
         self._constant_length = constant_length
         self._num_minibatches = minibatches
         self._reference = reference if objective.kl_coefficient > 0.0 else None
+        self._replay: ReplayMode = replay
+        self._routing = routing
+        self._masked_in_denominator = masked_in_denominator
+        self._takes_whole = objective.needs_limit or not masked_in_denominator
         self._data_group = data_group
 
     def train_step(self, finished: list[TensorDict], policy_version: int) -> dict[str, float]:
@@ -160,8 +156,8 @@ class PolicyUpdate:
         grad_norms: list[float] = []
         learning_rate = 0.0
         for number, one in enumerate(minibatches):
-            limited = self._with_limit(one, is_first=number == 0)
-            before.append(self._forward_backward(limited, sums))
+            whole = self._with_whole(one, is_first=number == 0)
+            before.append(self._forward_backward(whole, sums))
             if number + 1 == len(minibatches):
                 grad_norm, learning_rate = self._trainer.optimizer_step()
             else:
@@ -179,35 +175,19 @@ class PolicyUpdate:
         own = torch.cat(before)
         return metrics | trained_metrics(trained, own, policy_version, self._data_group)
 
-    def _prepare(self, finished: list[TensorDict], policy_version: int) -> list[_Minibatch]:
+    def _prepare(self, finished: list[TensorDict], policy_version: int) -> list[Minibatch]:
         advantages = self._credit.advantages(finished)
         trained = self._credit.trained(finished)
-        parts = self._assign(finished)
+        group_ids = stacked(finished, "group_id")
+        parts = assign_groups(group_ids, self._num_minibatches, self._data_group)
         return [
             self._minibatch([trained[i] for i in part], advantages[part], policy_version)
             for part in parts
         ]
 
-    def _assign(self, finished: list[TensorDict]) -> list[list[int]]:
-        """Places of each minibatch's trajectories: by group id, as many groups each.
-
-        Groups are counted over all ranks, so the number of ranks does not change a minibatch.
-        """
-        if self._num_minibatches == 1:
-            return [list(range(len(finished)))]
-        group_ids = stacked(finished, "group_id")
-        every = group_ids
-        if self._data_group is not None:
-            every = gather_values([group_ids], self._data_group)[0]
-        order = every.unique(sorted=True)
-        number = torch.searchsorted(order, group_ids) * self._num_minibatches // max(1, len(order))
-        return [
-            (number == part).nonzero().squeeze(1).tolist() for part in range(self._num_minibatches)
-        ]
-
     def _minibatch(
         self, members: list[TensorDict], advantages: Tensor, policy_version: int
-    ) -> _Minibatch:
+    ) -> Minibatch:
         is_routed = self._replay == "engine"
         rows = pack_trajectories(
             members, advantages, self._micro_batch_tokens, with_routing=is_routed
@@ -223,51 +203,71 @@ class PolicyUpdate:
             mode=self._aggregation, counts=counts, constant_length=self._constant_length
         )
         given = RowGiven(num_sequences=max(1, len(members)), policy_version=policy_version)
-        return _Minibatch(
+        return Minibatch(
             members=members, rows=rows, normalizer=normalizer, given=[given] * len(rows)
         )
 
-    def _with_scores(self, minibatches: list[_Minibatch]) -> list[_Minibatch]:
+    def _with_scores(self, minibatches: list[Minibatch]) -> list[Minibatch]:
         """Score what has to be known before the first step; nothing for the plain case."""
-        if len(minibatches) > 1 or self._objective.needs_limit:
+        if len(minibatches) > 1 or self._takes_whole:
             minibatches = [self._with_anchors(one) for one in minibatches]
         if self._reference is not None:
             # Other weights route otherwise: the reference chooses its own experts.
             rows = [replace(row, routed_experts=None) for one in minibatches for row in one.rows]
             scores = iter(self._reference.score(rows, temperature=self._temperature))
             minibatches = [
-                _given(one, reference_logprobs=[next(scores) for _ in one.rows])
+                with_given(one, reference_logprobs=[next(scores) for _ in one.rows])
                 for one in minibatches
             ]
         return minibatches
 
-    def _with_anchors(self, one: _Minibatch) -> _Minibatch:
+    def _with_anchors(self, one: Minibatch) -> Minibatch:
         if self._replay != "trainer":
-            return _given(one, anchor_logprobs=self._score(one.rows))
+            return with_given(one, anchor_logprobs=self._score(one.rows))
         scores, routes = self._trainer.score_and_route(one.rows, temperature=self._temperature)
         rows = [replace(row, routed_experts=ids) for row, ids in zip(one.rows, routes, strict=True)]
-        return _given(replace(one, rows=rows), anchor_logprobs=scores)
+        return with_given(replace(one, rows=rows), anchor_logprobs=scores)
 
     def _score(self, rows: Sequence[TrajectoryRow]) -> list[Tensor]:
         return self._trainer.score(rows, temperature=self._temperature)
 
-    def _with_limit(self, one: _Minibatch, *, is_first: bool) -> _Minibatch:
-        """The limit of the whole minibatch, from the policy about to be updated."""
-        if not self._objective.needs_limit:
+    def _with_whole(self, one: Minibatch, *, is_first: bool) -> Minibatch:
+        """What is taken from the whole minibatch, of the policy about to be updated."""
+        if not self._takes_whole:
             return one
         own = [given.anchor_logprobs for given in one.given] if is_first else self._score(one.rows)
+        scores = [logprobs for logprobs in own if logprobs is not None]
+        if self._objective.needs_limit:
+            one = self._with_limit(one, scores)
+        return one if self._masked_in_denominator else self._with_kept(one, scores)
+
+    def _with_kept(self, one: Minibatch, own: Sequence[Tensor]) -> Minibatch:
+        """Only tokens that are not dropped are averaged over."""
+        kept = [self._objective.kept(*each) for each in zip(one.rows, own, one.given, strict=True)]
+        counts = BatchCounts(
+            num_tokens=sum(int(mask.sum()) for mask in kept),
+            # A trajectory lies in one row as a whole.
+            num_sequences=sum(
+                len(row.sequence_ids[mask.cpu()].unique())
+                for row, mask in zip(one.rows, kept, strict=True)
+            ),
+        )
+        if self._data_group is not None:
+            counts = reduce_counts(counts, self._data_group, self._trainer.device.type)
+        normalizer = replace(one.normalizer, counts=counts)
+        return with_given(replace(one, normalizer=normalizer), counted=kept)
+
+    def _with_limit(self, one: Minibatch, own: Sequence[Tensor]) -> Minibatch:
         squares = [
-            self._objective.squares(row, logprobs, given)
-            for row, logprobs, given in zip(one.rows, own, one.given, strict=True)
-            if logprobs is not None
+            self._objective.squares(*each) for each in zip(one.rows, own, one.given, strict=True)
         ]
         joined = torch.cat([torch.zeros(0), *squares])
         if self._data_group is not None:
             joined = gather_values([joined], self._data_group)[0]
         limit = second_moment_limit(joined, self._objective.second_moment_threshold)
-        return _given(one, limit=[limit] * len(one.rows))
+        return with_given(one, limit=[limit] * len(one.rows))
 
-    def _forward_backward(self, one: _Minibatch, sums: StepSums) -> Tensor:
+    def _forward_backward(self, one: Minibatch, sums: StepSums) -> Tensor:
         """Gradients of one step; returns the members' log-probs before the iteration, [N]."""
         before = [given.anchor_logprobs for given in one.given]
 
@@ -283,12 +283,3 @@ class PolicyUpdate:
         sums.add_loss(loss.item())
         values = [value for value in before if value is not None]
         return response_values(one.rows, values, one.members).float().cpu()
-
-
-def _given(one: _Minibatch, **values: Sequence[Tensor | float]) -> _Minibatch:
-    """The minibatch with one more value per row."""
-    given = [
-        replace(given, **{name: value[i] for name, value in values.items()})
-        for i, given in enumerate(one.given)
-    ]
-    return replace(one, given=given)

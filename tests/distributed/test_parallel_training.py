@@ -75,6 +75,33 @@ def test_uneven_rows_are_filled_up_and_do_not_change_the_step(folder: Path) -> N
         assert got["metrics"][key] == pytest.approx(want["metrics"][key], rel=1e-5, abs=1e-6), key
 
 
+@pytest.mark.parametrize("name", ["reference_tied", "reference_untied"])
+def test_a_sharded_reference_scores_as_one_rank_does(folder: Path, name: str) -> None:
+    """The start weights' scores, whatever the policy has become; each rank its own rows."""
+    got, want = two_ranks(folder, name), one_rank(folder, name)
+    assert torch.equal(got["reference"], got["start"])
+    assert (got["own"][0] - got["start"]).abs().max() > 1e-3
+    torch.testing.assert_close(got["reference"], want["reference"], atol=1e-5, rtol=0.0)
+    rank, scores = got["rows"]
+    expected = want["rows"][1][rank::2]
+    assert len(scores) == len(expected) == 2
+    for mine, alone in zip(scores, expected, strict=True):
+        # Start weights are equal bit by bit; sums of two layers are taken in another order.
+        torch.testing.assert_close(mine, alone, atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("name", ["reference_tied", "reference_untied"])
+def test_a_sharded_reference_leaves_the_policy_bit_for_bit(folder: Path, name: str) -> None:
+    """Also where a scoring pass has just left parameters gathered."""
+    got, model = two_ranks(folder, name), name.removeprefix("reference_")
+    before, after = got["parameters"]
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert torch.equal(*got["own"])
+    # Three steps with scoring passes in between are three steps.
+    untouched = two_ranks(folder, f"fsdp_{model}")["parameters"]
+    assert all(torch.equal(got["next"][key], untouched[key]) for key in untouched)
+
+
 def test_sharded_checkpoint_resumes_bit_for_bit(folder: Path) -> None:
     result = two_ranks(folder, "checkpoint_untied")
     assert result["straight"].keys() == result["resumed"].keys()

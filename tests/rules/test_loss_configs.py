@@ -61,6 +61,7 @@ def test_the_config_names_every_loss_and_correction() -> None:
 def test_the_rules_know_which_losses_read_a_setting() -> None:
     """A setting without readers in the tables is read by all of them."""
     read_by_all = {"name", "denominator", "entropy_coefficient", "mask_truncated", "aggregation"}
+    read_by_all |= {"masked_in_denominator"}
     assert set(settings_of(LossConfig)) - read_by_all == set(LOSS_SETTINGS)
     assert set(settings_of(CorrectionConfig)) - {"name"} == set(CORRECTION_SETTINGS)
     assert set().union(*LOSS_SETTINGS.values()) == set(LOSSES) - {"reinforce"}

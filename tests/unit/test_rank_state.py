@@ -13,6 +13,7 @@ from rollverify.errors import CheckpointError
 from rollverify.inputs import encoded_batches
 from rollverify.rank_state import RankState
 from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.dynamic_sampling import SignalRule
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
 from rollverify.rollout.request_loop import RequestLoop
@@ -29,7 +30,11 @@ LENGTHS = {f"{g}/{s}": 3 + (5 * g + 7 * s) % 23 for g in range(100) for s in ran
 
 
 def make_state(
-    rank: int = 0, world_size: int = 1, group_size: int = 2, max_response_tokens: int = 30
+    rank: int = 0,
+    world_size: int = 1,
+    group_size: int = 2,
+    max_response_tokens: int = 30,
+    signal_rule: SignalRule | None = None,
 ) -> RankState:
     """Partial rollouts of 2 groups of 2 per step with 6 requests in flight."""
     loader = PromptLoader(PROMPTS, batch_size=world_size, seed=4)
@@ -65,6 +70,7 @@ def make_state(
         data_rank=0,  # Each rank runs its phases alone here.
         data_world_size=1,
         data_group=None,
+        signal_rule=signal_rule,
     )
     return RankState(
         loader=loader,
@@ -94,12 +100,21 @@ def collect(state: RankState, versions: range) -> list[object]:
     return seen
 
 
+SOME_GROUPS = SignalRule(
+    has_signal=lambda rewards: rewards.sum().item() % 4 != 1, max_given_up=99, at_cap="stop"
+)
+"""Gives up some of the groups."""
+
+
+@pytest.mark.parametrize("signal_rule", [None, SOME_GROUPS])
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 6])
-def test_a_restored_rank_goes_on_as_if_it_had_not_stopped(tmp_path: Path, saved_after: int):
+def test_a_restored_rank_goes_on_as_if_it_had_not_stopped(
+    tmp_path: Path, saved_after: int, signal_rule: SignalRule | None
+):
     """DC03, DC11: nothing is trained twice, skipped, or made with another seed."""
-    whole = make_state()
+    whole = make_state(signal_rule=signal_rule)
     expected = collect(whole, range(9))
-    first, second = make_state(), make_state()
+    first, second = (make_state(signal_rule=signal_rule) for _ in range(2))
     seen = collect(first, range(saved_after))
     first.save(tmp_path)
     second.load(tmp_path)
@@ -107,6 +122,7 @@ def test_a_restored_rank_goes_on_as_if_it_had_not_stopped(tmp_path: Path, saved_
     assert seen == expected
     assert second.buffer.counts == whole.buffer.counts
     assert second.ledger.counts() == whole.ledger.counts()
+    assert (whole.ledger.counts()["filtered"] > 0) == (signal_rule is not None)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (2, 3)])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from fakes import FakeEngine
 
 from rollverify.config.load import load_config
-from rollverify.errors import EngineFailedError
+from rollverify.errors import EngineFailedError, NoSignalError
 from rollverify.hooks import HookPoint, HookRegistry
 from rollverify.metrics.recorder import Recorder
 from rollverify.run import Run
@@ -244,20 +244,21 @@ def test_close_releases_engine_policy_and_process_group(tmp_path):
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize("error", [EngineFailedError, NoSignalError])
 @pytest.mark.parametrize(
     ("every_steps", "failing", "saved"),
     [("1", 1, ["save in flight@1"]), ("0", 1, []), ("1", 0, [])],
 )
-def test_what_is_in_flight_is_saved_when_an_engine_gives_up(tmp_path, every_steps, failing, saved):
+def test_what_is_in_flight_is_saved_when_rollouts_end(tmp_path, every_steps, failing, saved, error):
     """The second rollout fails: the trainer holds step 1. Before it there is nothing to keep."""
     run, events = make_run(tmp_path, "--checkpoint.every-steps", every_steps)
 
     def collect(version: int) -> tuple[list[Any], list[Any]]:
         if version == failing:
-            raise EngineFailedError("group 7 sample 0")
+            raise error("group 7 sample 0")
         return [], []
 
     run.rollouter = SimpleNamespace(collect=collect)
-    with pytest.raises(EngineFailedError, match="group 7"):
+    with pytest.raises(error, match="group 7"):
         train_to_end(run)
     assert events[4 * failing :] == saved

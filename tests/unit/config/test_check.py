@@ -30,6 +30,13 @@ BROKEN = [
         "none; set filter.name = 'off'",
     ),
     ({"filter.name": "staleness", "method.name": "on_policy"}, "or method.name = 'partial_roll"),
+    ({"dynamic_sampling.at_cap": "train"}, "no effect without dynamic_sampling.enable = true"),
+    ({"dynamic_sampling.max_dropped_batches": 2.0}, "max_dropped_batches = 2.0 has no effect"),
+    (
+        # 32 prompts: 1 / 32 = 0.03125
+        {"dynamic_sampling.enable": True, "dynamic_sampling.max_dropped_batches": 0.03},
+        "must leave room for a group: at least 1 / rollout.prompts_per_step = 0.0312, got 0.03",
+    ),
     ({"engine.options": {"dtype": "half"}}, "cannot hold 'dtype': set engine.dtype instead"),
     ({"engine.options": {"max-num-seqs": 2}}, "cannot hold 'max-num-seqs'"),
     ({"engine.options": {"a": [{"b": float("nan")}]}}, "cannot hold 'a': values are strings"),
@@ -83,6 +90,7 @@ def test_broken_rule_is_refused(changes: dict[str, object], message: str) -> Non
         {"filter.name": "staleness", "filter.max_staleness": 1},
         {"filter.name": "ops", "method.name": "partial_rollout"},
         {"method.name": "on_policy"},
+        {"dynamic_sampling.enable": True, "dynamic_sampling.max_dropped_batches": 1 / 32},
         # The ablation of both stages: the same as partial_rollout.
         {"verification.segment_threshold": math.inf, "verification.token_threshold": math.inf},
         {"training.warmup_steps": 60},

@@ -11,6 +11,7 @@ BEHAVIOR = {"loss.denominator": "behavior", "correction.name": "none"}
 GSPO = {"loss.name": "gspo", "loss.aggregation": "sequence_mean"}
 AT_SAMPLING = {"loss.denominator": "anchor_at_sampling"}
 
+DECOUPLED = {"loss.name": "decoupled_ppo", "correction.name": "none"}
 BROKEN = [
     ({"loss.name": "gspo"}, "'gspo' needs loss.aggregation = 'sequence_mean', got 'token_mean'"),
     (GSPO, "correction.name = 'truncated' with level 'token' weighs single tokens, but loss.name"),
@@ -39,6 +40,11 @@ BROKEN = [
     ),
     ({"loss.name": "decoupled_ppo"}, "weigh by denominator / behavior twice; set correction.name"),
     ({"loss.name": "decoupled_ppo"} | BEHAVIOR, "where its weight is always 1"),
+    ({"loss.masked_in_denominator": False}, "has no effect with correction.name = 'truncated'"),
+    (
+        DECOUPLED | {"loss.masked_in_denominator": False, "loss.decoupled_ppo_cap_action": "clamp"},
+        "loss.name = 'decoupled_ppo', which drop no token; remove it, or set correction.name to",
+    ),
     ({"advantage.baseline": "leave_one_out"}, "needs advantage.std = 'none', got 'unbiased'"),
     ({"advantage.overlong_buffer_tokens": 353}, "must be <= rollout.max_response_tokens = 352"),
     ({"training.minibatches": 3}, "must divide rollout.prompts_per_step = 32, got 3"),
@@ -69,6 +75,8 @@ ACCEPTED = [
     AT_SAMPLING | {"method.name": "partial_rollout", "filter.name": "ops"},
     {"loss.name": "decoupled_ppo", "correction.name": "none", "loss.clip_high": 0.2},
     {"loss.name": "decoupled_ppo", "correction.name": "geometric_mask"},
+    DECOUPLED | {"loss.masked_in_denominator": False},
+    {"correction.name": "icepop", "loss.masked_in_denominator": False},
     {"advantage.baseline": "leave_one_out", "advantage.std": "none"},
     {"advantage.overlong_buffer_tokens": 352},
     {"training.minibatches": 32},

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fakes import FakeEngine, trajectory
-from rollout_parts import make_parts, names
+from rollout_parts import Parts, make_parts, names
 
-from rollverify.errors import EngineFailedError, RolloutError
+from rollverify.errors import EngineFailedError, NoSignalError, RolloutError
+from rollverify.rollout.dynamic_sampling import SignalRule
 from rollverify.rollout.rank_exchange import check_twins
 from rollverify.rollout.schema import num_tokens, validate_trajectory
 
@@ -84,6 +85,63 @@ def failure(rank: int) -> str:
     return "no error"
 
 
+def is_silent(group: int) -> bool:
+    """Groups whose two responses have equal lengths, and so rewards: mostly those of rank 1."""
+    return (group % 2 == 1 and group % 6 != 1) or group % 10 == 0
+
+
+def dynamic_parts(rank: int, world_size: int, max_given_up: int = 100, **changes: Any) -> Parts:
+    """Dynamic sampling of groups of two, 5 tokens or 3 and 5."""
+    stop_after = {
+        f"{g}/{s}": 5 if s or is_silent(g) else 3 + (g % 7) * 9 for g in range(300) for s in (0, 1)
+    }
+    rule = SignalRule(
+        has_signal=lambda rewards: bool(rewards[0] != rewards[1]),
+        max_given_up=max_given_up,
+        at_cap="stop",
+    )
+    settings = {"prompts_per_step": GROUPS_PER_STEP, "num_in_flight": 12 // world_size} | changes
+    return make_parts(
+        FakeEngine(stop_after=stop_after),
+        group_size=2,
+        data_rank=rank,
+        data_world_size=world_size,
+        data_group=dist.group.WORLD if world_size > 1 else None,
+        signal_rule=rule,
+        **settings,
+    )
+
+
+def dynamic_phases(rank: int, world_size: int, **changes: Any) -> list[dict[str, Any]]:
+    """What each phase trained on and gave up."""
+    parts = dynamic_parts(rank, world_size, **changes)
+    seen: list[dict[str, Any]] = []
+    for version in range(NUM_PHASES):
+        finished, _ = parts.collect(version)
+        parts.rollouter.mark_trained()
+        parts.check()
+        assert parts.rollouter.given_up is not None
+        seen.append(
+            {
+                "finished": names(finished),
+                "given_up": parts.rollouter.given_up.num_groups,
+                "filtered": parts.ledger.counts()["filtered"],
+                "steps": parts.engine.num_steps,
+            }
+        )
+    return seen
+
+
+def no_signal(rank: int) -> str:
+    """What a rank is told when the two ranks together give up too many groups."""
+    try:
+        for version in range(NUM_PHASES):
+            dynamic_parts(rank, 2, max_given_up=2, is_on_policy=True).collect(version)
+    except NoSignalError as error:
+        return str(error)
+    return "no error"
+
+
 def twins(rank: int) -> list[str]:
     """What two ranks of one tensor-parallel group are told, with equal and with other tokens."""
     told = []
@@ -103,7 +161,14 @@ def main() -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
     )
-    result = {"phases": phases(rank, world_size), "failure": failure(rank), "twins": twins(rank)}
+    result = {
+        "phases": phases(rank, world_size),
+        "failure": failure(rank),
+        "twins": twins(rank),
+        "on_policy": dynamic_phases(rank, world_size, is_on_policy=True),
+        "partial": dynamic_phases(rank, world_size, count_every=3),
+        "no_signal": no_signal(rank),
+    }
     (folder / f"{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     os._exit(0)  # As the program ends, too: threads of gloo may outlive the interpreter's teardown.

@@ -149,3 +149,11 @@ def test_whatever_comes_back_no_prompt_is_lost_or_drawn_twice(choices):
         assert len(out) + len(queue.returned_ids()) == queue.num_streamed
     rest = [queue.draw().group_id for _ in range(len(queue.returned_ids()))]
     assert rest == sorted(rest) and sorted([*out, *rest]) == list(range(queue.num_streamed))
+
+
+def test_upcoming_groups_are_those_drawn_next():
+    made = make_queue(rank=1, world_size=2)
+    made.draw()
+    made.put_back(1, 0, 1)
+    ahead = made.upcoming(3)
+    assert ahead == [1, 3, 5] and ahead == [made.draw().group_id for _ in range(3)]

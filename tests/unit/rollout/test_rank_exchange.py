@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.rollout.rank_worker import GROUPS_PER_STEP, NUM_PHASES
+from unit.rollout.rank_worker import GROUPS_PER_STEP, NUM_PHASES, dynamic_phases, is_silent
 
-from rollverify.rollout.rank_exchange import balance, select_groups
+from rollverify.rollout.rank_exchange import balance, select_groups, share_of_lowest
 
 
 def loads(per_rank: list[dict[int, int]], moves: list[tuple[int, int, int]]) -> list[int]:
@@ -24,6 +24,15 @@ def test_the_oldest_complete_groups_are_chosen():
     assert select_groups({9: 5, 2: 7, 4: 1}, 2, None) == [{2: 7, 4: 1}]
     with pytest.raises(ValueError, match="4 complete groups are needed, there are 3"):
         select_groups({9: 5, 2: 7, 4: 1}, 4, None)
+
+
+def test_spare_groups_are_chosen_only_where_the_others_are_too_few():
+    assert select_groups({9: 5, 4: 1}, 2, None, spare={2: 7}) == [{4: 1, 9: 5}]
+    assert select_groups({9: 5, 4: 1}, 3, None, spare={8: 3, 2: 7}) == [{2: 7, 4: 1, 9: 5}]
+
+
+def test_one_rank_alone_draws_all_that_is_missing():
+    assert share_of_lowest([4, 5, 6], 3, 0, None) == 3
 
 
 def test_balance_moves_the_group_that_closes_the_gap_best():
@@ -104,6 +113,34 @@ def test_what_waits_is_balanced_over_the_ranks_too(two_ranks):
         for phase in seen["phases"]
         for group, _ in phase["unfinished"]
     )
+
+
+def test_dynamic_sampling_trains_on_the_same_groups_with_two_ranks_as_with_one(two_ranks):
+    """On-policy; which rank makes up for a group without signal changes nothing."""
+    alone = dynamic_phases(0, 1, is_on_policy=True)
+    together = [rank["on_policy"] for rank in two_ranks]
+    for phase, one in enumerate(alone):
+        shares = [rank[phase]["finished"] for rank in together]
+        assert sorted(map(tuple, shares[0] + shares[1])) == one["finished"]
+        assert sum(rank[phase]["given_up"] for rank in together) == one["given_up"]
+    assert sum(one["given_up"] for one in alone) > GROUPS_PER_STEP
+
+
+def test_dynamic_sampling_fills_partial_batches_over_two_ranks(two_ranks):
+    phases = [rank["partial"] for rank in two_ranks]
+    for shares in zip(*phases, strict=True):
+        groups = {group for share in shares for group, _ in share["finished"]}
+        assert len(groups) == GROUPS_PER_STEP and not any(is_silent(group) for group in groups)
+        assert shares[0]["steps"] == shares[1]["steps"]
+    filtered = sum(rank[-1]["filtered"] for rank in phases)
+    assert filtered == sum(one["given_up"] for rank in phases for one in rank) > 0
+
+
+def test_both_ranks_stop_where_too_few_groups_have_a_signal(two_ranks):
+    """Also the rank all of whose groups have one; the counts are those of all ranks."""
+    own, other = (rank["no_signal"] for rank in two_ranks)
+    assert own == other and own.startswith("dynamic sampling found 3 groups without signal")
+    assert "mean reward of the others is 5:" in own
 
 
 def test_ranks_of_one_tensor_parallel_group_must_hold_the_same_tokens(two_ranks):

@@ -7,6 +7,7 @@ import torch
 from fakes import trajectory
 
 from rollverify.metrics.names import is_declared
+from rollverify.rollout.dynamic_sampling import GivenUp
 from rollverify.rollout.generation import GenerationStats
 from rollverify.rollout.schema import Status
 from rollverify.stages.rollout_metrics import RolloutMetrics
@@ -19,7 +20,7 @@ def hook(**changes: object) -> tuple[RolloutMetrics, list[tuple[str, str, int]]]
         num_tokens=10, num_steps=5, num_started=3, num_resumed=2, slot_steps=15, capacity=20
     )
     settings = {
-        "rollouter": SimpleNamespace(stats=stats),
+        "rollouter": SimpleNamespace(stats=stats, given_up=None),
         "decode": lambda ids: "".join(chr(97 + i) for i in ids),
         "log_text": lambda tag, text, step: texts.append((tag, text, step)),
         "text_samples": 2,
@@ -89,6 +90,19 @@ def test_accuracy_counts_right_answers_and_mean_counts_their_size():
     hook()[0](made)
     assert made.metrics["reward/accuracy"] == 0.25
     assert made.metrics["reward/mean"] == 0.75
+
+
+def test_groups_given_up_count_in_the_mean_over_all_that_were_drawn():
+    """Rewards 1 0 | 0 0 are trained on, 1 1 | 1 1 | 1 1 given up: 7 of 10; signal 1 of 5."""
+    made = state()
+    given_up = GivenUp(num_groups=3, num_trajectories=6, reward=6.0)
+    rollouter = SimpleNamespace(stats=GenerationStats(), given_up=given_up)
+    hook(rollouter=rollouter)[0](made)
+    assert made.metrics["reward/mean"] == 0.25
+    assert made.metrics["reward/mean_drawn"] == pytest.approx(0.7)
+    assert made.metrics["rollout/groups_given_up"] == 3
+    assert made.metrics["rollout/signal_frac"] == pytest.approx(1 / 5)
+    assert all(is_declared(key) for key in made.metrics)
 
 
 def test_text_samples_hold_prompt_response_and_reward():

@@ -1,5 +1,7 @@
 """Objectives and a batch for the tests that one step must not depend on how the work is split."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from fakes import ScoringTrainer, trajectory
@@ -51,6 +53,17 @@ OBJECTIVES = {
     "terms": Objective(kl_coefficient=0.3, entropy_coefficient=0.2),
 }
 """Every loss and every correction at least once, and the two extra terms."""
+
+MASKING = ("gspo_token", "sapo", "cispo", "m2po")
+"""Objectives whose correction or loss drops tokens of `stale_batch`."""
+
+RANK_CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in OBJECTIVES),
+    *((name, {"minibatches": 2}) for name in ("gspo", "m2po")),
+    *((name, {"masked_in_denominator": False}) for name in MASKING),
+    ("m2po", {"masked_in_denominator": False, "minibatches": 2}),
+]
+"""Objective and settings of the steps that are also taken on several ranks."""
 
 
 def stale_batch() -> list[TensorDict]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from fakes import ScoringTrainer
-from unit.training.objective_cases import OBJECTIVES, stale_batch, take_step
+from unit.training.objective_cases import OBJECTIVES, RANK_CASES, stale_batch, take_step
 
 
 class SummingTrainer(ScoringTrainer):
@@ -33,18 +33,18 @@ def main() -> None:
     # Groups go round the ranks, but the last rank has one less than its share.
     owners = [min(one, 6) % world_size for one in range(8)]
     finished = [one for one in stale_batch() if owners[int(one["group_id"])] == rank]
-    results = {}
-    for name, minibatches in [*((name, 1) for name in OBJECTIVES), ("gspo", 2), ("m2po", 2)]:
+    results = []
+    for name, changes in RANK_CASES:
         trainer = SummingTrainer()
         metrics = take_step(
             trainer,
             finished,
             OBJECTIVES[name],
             data_group=dist.group.WORLD,
-            minibatches=minibatches,
             micro_batch_tokens=20,
+            **changes,
         )
-        results[name, minibatches] = (trainer.logits.detach(), metrics)
+        results.append((trainer.logits.detach(), metrics))
     if rank == 0:
         torch.save(results, folder / "results.pt")
     dist.destroy_process_group()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import ScoringTrainer
-from unit.training.objective_cases import OBJECTIVES, stale_batch, take_step
+from unit.training.objective_cases import MASKING, OBJECTIVES, RANK_CASES, stale_batch, take_step
 
 from rollverify.algorithms.corrections import CORRECTIONS
 from rollverify.algorithms.losses import LOSSES
@@ -46,6 +46,17 @@ def test_the_step_does_not_depend_on_the_micro_batches(name, minibatches, micro_
     assert (whole[0] - ScoringTrainer().logits.detach()).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("micro_batch_tokens", [1, 20])
+@pytest.mark.parametrize("name", MASKING)
+def test_a_denominator_that_shrinks_does_not_depend_on_the_micro_batches(name, micro_batch_tokens):
+    """AG01; what is dropped is counted over the whole batch before the gradient."""
+    whole = step(name, masked_in_denominator=False)
+    small = step(name, masked_in_denominator=False, micro_batch_tokens=micro_batch_tokens)
+    assert_same(small, whole)
+    assert whole[1]["train/masked_frac"] > 0
+    assert (step(name)[0] - whole[0]).abs().max() > 1e-4
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_step_does_not_depend_on_the_order(name):
     trainer = ScoringTrainer()
@@ -61,6 +72,5 @@ def test_the_step_does_not_depend_on_the_number_of_ranks(world_size, run_gloo_wo
     """AG05, with ranks that hold unequal shares, one and two optimizer steps."""
     folder = run_gloo_workers(Path(__file__).with_name("objective_worker.py"), world_size)
     results = torch.load(folder / "results.pt")
-    assert len(results) == len(OBJECTIVES) + 2
-    for (name, minibatches), result in results.items():
-        assert_same(result, step(name, minibatches=minibatches))
+    for (name, changes), result in zip(RANK_CASES, results, strict=True):
+        assert_same(result, step(name, **changes))
