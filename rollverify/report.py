@@ -37,9 +37,7 @@ def _accuracy_rows(results: dict[int, dict[str, float]]) -> list[list[str]]:
     return rows
 
 
-def _time_rows(
-    steps: list[dict[str, float]], unlogged_s: Mapping[str, float]
-) -> list[list[str]]:
+def _time_rows(steps: list[dict[str, float]], unlogged_s: Mapping[str, float]) -> list[list[str]]:
     total = sum(step.get("time/step_s", 0.0) for step in steps) + sum(unlogged_s.values())
     rows = [["phase", "seconds", "share"]]
     parts = {phase: sum(s.get(phase_time_key(phase), 0.0) for s in steps) for phase in PHASES}
