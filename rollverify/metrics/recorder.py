@@ -84,7 +84,7 @@ class Recorder:
         if not self._is_writer:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._metrics_file = open_for_resume(folder / METRICS_FILE, resume_step)
+        self._metrics_file = open_for_resume(folder / METRICS_FILE, resume_step, every_step=True)
         if tensorboard:
             self._writer = _open_tensorboard(folder / TENSORBOARD_FOLDER, resume_step)
         logger.info("recording to %s (world size %d)", folder, world_size)
