@@ -92,7 +92,6 @@ def build_run(argv: Sequence[str]) -> Run:
     set_mode(config, rollout.rollouter, window, first_step - 1)
     recorder = _recorder(config, folder, rank, world_size, first_step)
     weight_sync = make_weight_sync(config, engine, policy, model.vocab_size)
-    checkpointing = _checkpointing(config, checkpoint)
     stages = make_stages(
         config,
         rollout,
@@ -116,11 +115,10 @@ def build_run(argv: Sequence[str]) -> Run:
             stages,
             weight_sync,
             evaluation,
-            checkpointing,
         ),
         recorder=recorder,
         evaluation=evaluation,
-        checkpointing=checkpointing,
+        checkpointing=_checkpointing(config, checkpoint),
         engine=engine,
         save_in_flight=checkpoint.save_in_flight,
         export=lambda target: write_hf_folder(
@@ -150,7 +148,6 @@ def build_hooks(
     stages: Stages,
     weight_sync: WeightSync,
     evaluation: Evaluation | None,
-    checkpointing: Checkpointing,
 ) -> HookRegistry:
     """Register every hook; the order here is the order they run in."""
     hooks = HookRegistry()
@@ -172,7 +169,6 @@ def build_hooks(
     add(HookPoint.AFTER_WEIGHT_SYNC, "accounting", stages.accounting)
     add(HookPoint.AFTER_WEIGHT_SYNC, "throughput", Throughput(weight_sync=weight_sync))
     add(HookPoint.AFTER_WEIGHT_SYNC, "evaluation", evaluation)
-    add(HookPoint.AFTER_WEIGHT_SYNC, "checkpointing", checkpointing)
     return hooks
 
 

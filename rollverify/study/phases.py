@@ -123,7 +123,7 @@ def sync_s(step: dict[str, float]) -> float | None:
     """Seconds of the sync phase without evaluation and checkpoints."""
     if "time/sync_s" not in step:
         return None
-    hooks = ("evaluation", "checkpointing")
+    hooks = ("evaluation", "checkpointing")  # the second in records of earlier versions only
     return step["time/sync_s"] - sum(step.get(hook_time_key(name), 0.0) for name in hooks)
 
 
