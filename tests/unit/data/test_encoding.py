@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from rollverify.data.encoding import encode_prompts
 from rollverify.data.prompts import Prompt, PromptSet
@@ -33,6 +33,10 @@ def test_a_bos_that_the_text_spells_out_stays_single():
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<bos>": 1, "hi": 7}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<bos>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    assert tokenizer.encode("hi").ids == [1, 7]  # left to itself it adds one
     (found,) = encode_prompts(set_of("<bos>hi"), tokenizer, 4)
     assert found.token_ids == (1, 7)
 
