@@ -18,7 +18,7 @@ def mean_at_key(record: RunRecord) -> str:
 def num_problems(record: RunRecord) -> int:
     """Test problems in use, as far as the config tells."""
     asked = int(record.setting("evaluation.num_problems") or 0)
-    if record.setting("data.test_file"):
+    if record.setting("data.test"):
         return asked
     return min(asked, int(record.setting("prepare.num_test_problems") or asked))
 
