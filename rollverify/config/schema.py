@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from rollverify.config.check import check_rules
+from rollverify.config.evaluation_table import EvaluationConfig
 from rollverify.config.loss_tables import (
     AdvantageConfig,
     CorrectionConfig,
@@ -65,22 +66,6 @@ class DataConfig(Table):
     """Whether training prompts are put in a new order, derived from the seed, in each pass."""
     reward: Literal["exact_answer"] = "exact_answer"
     """exact_answer: 1 if the response's answer equals the prompt's, else 0."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class EvaluationConfig(Table):
-    """Accuracy on the test set, before and after training and in between."""
-
-    enable: bool = True
-    """Whether to evaluate at all."""
-    every_steps: Annotated[int, Range(ge=0)] = 0
-    """Steps between evaluations; 0 evaluates only before and after training."""
-    num_problems: Annotated[int, Range(ge=1)] = 256
-    """Test problems used, from the start of the file; fewer if the file has fewer."""
-    samples_per_problem: Annotated[int, Range(ge=1)] = 8
-    """Responses sampled per problem for the mean accuracy; a greedy one is scored beside them."""
-    temperature: Annotated[float, Range(gt=0, le=2)] = 1.0
-    """Temperature of the sampled responses."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
