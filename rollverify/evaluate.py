@@ -160,38 +160,41 @@ def report(config: Config, folder: Path) -> str:
     Raises:
         ConfigError: if records are missing or belong to different problems.
     """
-    records = {name: read_records(folder / name / RECORDS_FILE) for name in _models(config)}
+    models = _models(config)
+    records = {name: read_records(folder / name / RECORDS_FILE) for name in models}
     _check_together(folder, records)
     has_answers = config.data.reward in ANSWERS
-    summaries = {
-        name: summarize(list(some.values()), has_answers=has_answers)
-        for name, (_, some) in records.items()
-    }
-    results: dict[str, Any] = {
+    numbers, table = _numbers(records, has_answers=has_answers)
+    overlaps, line = _contamination(config, records, has_answers=has_answers)
+    results = {
         "settings": sampling_identity(config),
         "test_file": str(test_file(config)),
         "num_problems": len(records[MODEL][1]),
         "models": {
-            name: {
-                "path": str(path),
-                "digest": records[name][0]["model"],
-                "summary": estimate_json(summaries[name]),
-            }
-            for name, path in _models(config).items()
+            name: {"path": str(path), "digest": records[name][0]["model"]}
+            for name, path in models.items()
         },
+        **numbers,
+        "contamination": overlaps,
     }
-    if BASELINE in records:
-        changes = compare(records[MODEL][1], records[BASELINE][1], has_answers=has_answers)
-        results["changes"] = change_json(changes)
-        table = two_model_table(summaries[MODEL], summaries[BASELINE], changes)
-    else:
-        table = one_model_table(summaries[MODEL])
-    overlaps, line = _contamination(config, records, has_answers=has_answers)
-    results["contamination"] = overlaps
     text = "\n\n".join([table, line, f"records and {RESULTS_FILE}: {folder}"])
     _write(folder / RESULTS_FILE, json.dumps(results, indent=2, allow_nan=False) + "\n")
     _write(folder / REPORT_FILE, text + "\n")
     return text
+
+
+def _numbers(records: Records, *, has_answers: bool) -> tuple[dict[str, Any], str]:
+    """The numbers of each model and the changes between two, as JSON and as a table."""
+    summaries = {
+        name: summarize(list(some.values()), has_answers=has_answers)
+        for name, (_, some) in records.items()
+    }
+    numbers = {"summaries": {name: estimate_json(one) for name, one in summaries.items()}}
+    if BASELINE not in records:
+        return numbers, one_model_table(summaries[MODEL])
+    changes = compare(records[MODEL][1], records[BASELINE][1], has_answers=has_answers)
+    table = two_model_table(summaries[MODEL], summaries[BASELINE], changes)
+    return numbers | {"changes": change_json(changes)}, table
 
 
 def _check_together(folder: Path, records: Records) -> None:

@@ -79,7 +79,7 @@ def overlap_line(report: Mapping[str, Any]) -> str:
     """One line about the contamination check."""
     line = (
         f"contamination: {report['overlapping']} of {report['problems']} problems share "
-        f"{report['ngram']} words in a row with a training problem"
+        f"{report['ngram']} words in a row, or all they have, with a training problem"
     )
     names = [one["test_id"] for one in report["overlaps"]]
     if names:

@@ -32,7 +32,7 @@ OWN = {
         "log",
     },
     "metrics": {"state", "errors", "log", "rollout.schema"},
-    "evaluation": {"data.prompts", "errors", "log", "rollout", "study.statistics"},
+    "evaluation": {"data.prompts", "errors", "metrics.table", "rollout", "study.statistics"},
     "stages": {
         "algorithms",
         "evaluation.requests",

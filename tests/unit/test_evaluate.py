@@ -57,7 +57,7 @@ def message(capsys: pytest.CaptureFixture[str]) -> str:
 def test_one_model_is_summed_up(ranks, tmp_path, capsys):
     assert main(flags_in(tmp_path), ranks) == 0
     found = results_of(tmp_path)
-    summary = found["models"]["model"]["summary"]
+    summary = found["summaries"]["model"]
     # It answers 00k; two of the three problems expect that.
     assert summary["greedy_accuracy"]["value"] == pytest.approx(2 / 3)
     assert summary["avg_at_2"]["value"] == pytest.approx(2 / 3)
