@@ -58,6 +58,8 @@ def main(argv: Sequence[str], execute: Execute | None = None) -> int:
         flags = job_flags(argv)
         config = load_config(flags, prog=f"{PROG} [--run [FOLDER]]").config
         folder = output_folder(config)
+        if config.data.train_file and config.evaluation.contamination_ngram:
+            load_prompts(config.data.train_file)  # Else its mistakes would be found at the end.
         for name, path in _models(config).items():
             words = [*flags, "--evaluation.output", str(folder / name)]
             if name == BASELINE:

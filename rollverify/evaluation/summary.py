@@ -67,7 +67,8 @@ def shares_per_problem(num_samples: int, *, has_answers: bool) -> dict[str, PerP
         f"avg_at_{num_samples}": lambda record: record.num_right / num_samples,
     }
     shares |= {f"pass_at_{k}": passed(k) for k in counts}
-    shares |= {f"maj_at_{k}": voted(k) for k in counts if has_answers}
+    # Of two responses the majority is the mean: both agree, or each counts half.
+    shares |= {f"maj_at_{k}": voted(k) for k in counts if has_answers and k > 2}
     shares["truncated_frac"] = lambda record: _mean(
         [one.finish_reason == "length" for one in record.sampled]
     )

@@ -129,6 +129,13 @@ def test_a_check_that_is_off_is_said_to_be_off(ranks, tmp_path, capsys):
     assert "contamination: not checked (evaluation.contamination_ngram = 0)" in words_of(capsys)
 
 
+def test_a_bad_training_file_is_found_before_anything_is_generated(ranks, tmp_path, capsys):
+    flags = flags_in(tmp_path)
+    (tmp_path / "train.jsonl").write_text("no JSON")
+    assert main(flags, ranks) == 2
+    assert "train.jsonl:1: not valid JSON" in message(capsys) and ranks.calls == []
+
+
 def test_without_training_problems_nothing_is_checked(ranks, tmp_path, capsys):
     flags = flags_in(tmp_path)
     at = flags.index("--data.train-file")

@@ -23,9 +23,7 @@ def test_shares_by_hand():
             # c = 3: no 2-subset is all wrong; c = 1: 1 - C(3,2) / C(4,2) = 1 / 2.
             "pass_at_2": (1 + 1 / 2) / 2,
             "pass_at_4": 1.0,
-            # Blocks of the first: (a a) 1, (b a) 1/2; of the second: (b a) 1/2, (b c) 0.
-            "maj_at_2": (3 / 4 + 1 / 4) / 2,
-            "maj_at_4": (1 + 0) / 2,
+            "maj_at_4": (1 + 0) / 2,  # a a b a: a; b a b c: b.
             "truncated_frac": 0.0,
         }
     )
