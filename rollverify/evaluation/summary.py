@@ -95,8 +95,7 @@ def summarize(records: Sequence[ProblemRecord], *, has_answers: bool) -> dict[st
     summary: dict[str, Estimate] = {}
     for name, share in shares_per_problem(num_samples, has_answers=has_answers).items():
         values = [share(record) for record in records]
-        trials = 1 if name == "greedy_accuracy" else num_samples
-        interval = share_interval(values, trials)
+        interval = share_interval(values, num_samples)
         summary[name] = Estimate(value=statistics.fmean(values), interval=interval)
     return summary | _lengths(records)
 
