@@ -1,21 +1,24 @@
 """Reads the prompts that a config names: for training and for evaluation.
 
-Like `parts.py` it sees `Config`; what it calls gets plain values. It starts nothing.
+Like `parts.py` it sees `Config`; what it calls gets plain values. It starts nothing, and imports
+torch only when prompts are encoded.
 """
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rollverify.config.schema import Config
 from rollverify.data.prompts import Prompt
 from rollverify.data.sources import PromptSource, SourceOptions, Use, resolve_source
 from rollverify.data.templates import read_chat_template
-from rollverify.inputs import ModelFolder, load_encoded
 from rollverify.prepare import TEST_FILE, TRAIN_FILE, base_folder
 from rollverify.rewards import REWARDS
-from rollverify.rollout.prompt_queue import EncodedPrompt
+
+if TYPE_CHECKING:
+    from rollverify.inputs import ModelFolder
+    from rollverify.rollout.prompt_queue import EncodedPrompt
 
 
-def load_train(config: Config, model: ModelFolder) -> tuple[list[Prompt], list[EncodedPrompt]]:
+def load_train(config: Config, model: "ModelFolder") -> tuple[list[Prompt], list["EncodedPrompt"]]:
     """The training prompts, and the same with their ids and graders.
 
     Raises:
@@ -25,7 +28,7 @@ def load_train(config: Config, model: ModelFolder) -> tuple[list[Prompt], list[E
     return load_from(config, model, prompt_source(config, "train"))
 
 
-def load_test(config: Config, model: ModelFolder) -> list[EncodedPrompt]:
+def load_test(config: Config, model: "ModelFolder") -> list["EncodedPrompt"]:
     """The test problems in use; none where evaluation is off.
 
     Raises:
@@ -39,14 +42,16 @@ def load_test(config: Config, model: ModelFolder) -> list[EncodedPrompt]:
 
 
 def load_from(
-    config: Config, model: ModelFolder, source: PromptSource
-) -> tuple[list[Prompt], list[EncodedPrompt]]:
+    config: Config, model: "ModelFolder", source: PromptSource
+) -> tuple[list[Prompt], list["EncodedPrompt"]]:
     """Any prompts, worded, limited and graded as the config says.
 
     Raises:
         ConfigError: if a chat template is asked for that the model has not.
         DataError: see `load_encoded`.
     """
+    from rollverify.inputs import load_encoded
+
     data = config.data
     return load_encoded(
         source,

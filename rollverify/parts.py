@@ -159,6 +159,7 @@ def make_evaluation(
         prompts=test,
         samples_per_problem=config.evaluation.samples_per_problem,
         temperature=config.evaluation.temperature,
+        top_p=config.evaluation.top_p,
         max_response_tokens=config.rollout.max_response_tokens,
         max_num_seqs=config.engine.max_num_seqs,
         run_seed=config.run.seed,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from rollverify.config.check import check_rules
 from rollverify.config.data_table import DataConfig
+from rollverify.config.evaluation_table import EvaluationConfig
 from rollverify.config.loss_tables import (
     AdvantageConfig,
     CorrectionConfig,
@@ -52,22 +53,6 @@ class ModelConfig(Table):
 
     path: str = ""
     """Hugging Face folder (config, tokenizer, safetensors); "" trains the prepared base model."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class EvaluationConfig(Table):
-    """Accuracy on the test set, before and after training and in between."""
-
-    enable: bool = True
-    """Whether to evaluate at all."""
-    every_steps: Annotated[int, Range(ge=0)] = 0
-    """Steps between evaluations; 0 evaluates only before and after training."""
-    num_problems: Annotated[int, Range(ge=1)] = 256
-    """Test problems used, from the start of the file; fewer if the file has fewer."""
-    samples_per_problem: Annotated[int, Range(ge=1)] = 8
-    """Responses sampled per problem for the mean accuracy; a greedy one is scored beside them."""
-    temperature: Annotated[float, Range(gt=0, le=2)] = 1.0
-    """Temperature of the sampled responses."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -45,8 +45,22 @@ def exact_answer(prompt: Prompt, response_text: str) -> float:
             f"prompt {prompt.prompt_id!r}: answer {prompt.answer[:40]!r} is not one line of text; "
             "correct the answer in the data file or drop the prompt"
         )
+    return 1.0 if answer_of(response_text) == answer else 0.0
+
+
+def answer_of(response_text: str) -> str | None:
+    r"""The line that `exact_answer` compares: the last one, if a newline ends it.
+
+    Args:
+        response_text: decoded response tokens alone, without special tokens.
+
+    Returns:
+        The line without spaces around it; None where the last line is unfinished or there is none.
+
+    Example:
+        "01c\n00k\n" -> "00k"; "01c\n00k" -> None.
+    """
     body = response_text.rstrip()
-    if "\n" not in response_text[len(body) :]:
-        return 0.0
-    last_line = body[body.rfind("\n") + 1 :].strip()
-    return 1.0 if last_line == answer else 0.0
+    if not body or "\n" not in response_text[len(body) :]:
+        return None
+    return body[body.rfind("\n") + 1 :].strip()

@@ -29,7 +29,11 @@ class GenerationRequest:
     """Seed of this request's own random stream; ignored when greedy."""
 
     temperature: float
-    """> 0 samples from the full distribution at this temperature; 0 is greedy."""
+    """> 0 samples at this temperature; 0 is greedy."""
+
+    top_p: float = 1.0
+    """Smallest probability mass that is sampled from, in (0, 1]; 1 is the full distribution, which
+    training needs: below 1 the log-probs are renormalised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

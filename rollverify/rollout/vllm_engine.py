@@ -158,6 +158,7 @@ class VllmEngine:
         greedy = request.temperature == 0
         params = SamplingParams(
             temperature=request.temperature,
+            top_p=request.top_p,
             max_tokens=request.max_tokens,
             seed=None if greedy else request.seed,
             logprobs=None if greedy else 0,

@@ -7,17 +7,14 @@ evaluations of the same weights agree token for token. Does not touch the traini
 import logging
 from collections.abc import Sequence
 
+from rollverify.evaluation.requests import problem_requests, request_name
 from rollverify.metrics.reduction import reduce_metrics
-from rollverify.rollout.engine import GenerationRequest, RolloutEngine
+from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.generation import run_requests
 from rollverify.rollout.prompt_queue import EncodedPrompt
-from rollverify.rollout.seeds import request_seed
 from rollverify.state import StepState
 
 logger = logging.getLogger(__name__)
-
-EVALUATION_SEED_OFFSET = 1 << 40
-"""Keeps evaluation seeds apart from those of training groups."""
 
 
 class Evaluation:
@@ -30,6 +27,7 @@ class Evaluation:
         prompts: Sequence[EncodedPrompt],
         samples_per_problem: int,
         temperature: float,
+        top_p: float,
         max_response_tokens: int,
         max_num_seqs: int,
         run_seed: int,
@@ -45,6 +43,7 @@ class Evaluation:
             prompts: the test problems, the same on every rank; each rank takes its share.
             samples_per_problem: k of mean@k, >= 1.
             temperature: of the sampled responses, > 0.
+            top_p: probability mass that they are drawn from, in (0, 1].
             max_response_tokens: limit of one response.
             max_num_seqs: the engine's slots.
             run_seed: seed of the run.
@@ -57,6 +56,7 @@ class Evaluation:
         self._prompts = list(enumerate(prompts))[data_rank::data_world_size]
         self._k = samples_per_problem
         self._temperature = temperature
+        self._top_p = top_p
         self._max_response_tokens = max_response_tokens
         self._max_num_seqs = max_num_seqs
         self._run_seed = run_seed
@@ -84,9 +84,17 @@ class Evaluation:
             Collective: yes, over the world.
         """
         requests = [
-            self._request(index, prompt, sample)
+            request
             for index, prompt in self._prompts
-            for sample in range(self._k + 1)
+            for request in problem_requests(
+                index,
+                prompt.token_ids,
+                num_samples=self._k,
+                temperature=self._temperature,
+                top_p=self._top_p,
+                max_response_tokens=self._max_response_tokens,
+                run_seed=self._run_seed,
+            )
         ]
         completions, _ = run_requests(self._engine, requests, self._max_num_seqs)
         # Else a resumed run, whose engine has no such keys and values, could round differently.
@@ -97,7 +105,7 @@ class Evaluation:
         for index, prompt in self._prompts:
             sums["problems"] += 1
             for sample in range(self._k + 1):
-                completion = completions[f"eval/{index}/{sample}"]
+                completion = completions[request_name(index, sample)]
                 right = float(prompt.grade(completion.token_ids) > 0)
                 if sample == 0:
                     sums["greedy"] += right
@@ -122,13 +130,3 @@ class Evaluation:
             metrics[f"eval/mean_at_{self._k}"],
         )
         return metrics
-
-    def _request(self, index: int, prompt: EncodedPrompt, sample: int) -> GenerationRequest:
-        """Sample 0 is greedy."""
-        return GenerationRequest(
-            request_id=f"eval/{index}/{sample}",
-            token_ids=prompt.token_ids,
-            max_tokens=self._max_response_tokens,
-            seed=request_seed(self._run_seed, EVALUATION_SEED_OFFSET + index, sample, 0),
-            temperature=0.0 if sample == 0 else self._temperature,
-        )

@@ -32,8 +32,10 @@ OWN = {
         "log",
     },
     "metrics": {"state", "errors", "log", "rollout.schema"},
+    "evaluation": {"data.prompts", "errors", "metrics.table", "rollout", "study.statistics"},
     "stages": {
         "algorithms",
+        "evaluation.requests",
         "rollout",
         "training",
         "rewards",
@@ -67,6 +69,7 @@ OUTSIDE = {
     "rollout": {"torch", "tensordict", "vllm", "safetensors"},
     "data": {"torch", "torchdata", "tokenizers", "transformers", "datasets", "pyarrow"},
     "rewards": set(),
+    "evaluation": set(),
     "tasks": {"tokenizers"},
     "training": {"torch", "tensordict"},
     "metrics": {"torch", "tqdm"},

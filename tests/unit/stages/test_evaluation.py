@@ -26,6 +26,7 @@ def evaluation(engine: FakeEngine | None = None, **changes: object) -> Evaluatio
         ],
         "samples_per_problem": 2,
         "temperature": 0.8,
+        "top_p": 0.9,
         "max_response_tokens": 4,
         "max_num_seqs": 8,
         "run_seed": 5,
@@ -59,6 +60,7 @@ def test_one_response_is_greedy_and_the_others_are_sampled():
     for request in engine.requests:
         is_greedy = request.request_id.endswith("/0")
         assert request.temperature == (0.0 if is_greedy else 0.8)
+        assert request.top_p == (1.0 if is_greedy else 0.9)
         assert request.max_tokens == 4
     assert len({request.seed for request in engine.requests}) == 9
 

@@ -1,0 +1,1 @@
+"""Evaluation of a model on test problems: requests, records, statistics, contamination, tables."""

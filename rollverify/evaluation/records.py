@@ -1,0 +1,190 @@
+"""The records of an evaluation: a JSON line per problem, to read, to sum up and to go on from.
+
+The first line says what was evaluated and how. A killed evaluation leaves whole lines and perhaps
+a torn one, and goes on with the problems that have none. Does not generate or grade.
+"""
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rollverify.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+RECORDS_FILE = "problems.jsonl"
+
+Identity = dict[str, str | int | float | bool]
+"""What must be equal for two parts of an evaluation to belong together, by name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResponseRecord:
+    """One response to a problem."""
+
+    reward: float
+    """What the reward gives; more than 0 is right."""
+    num_tokens: int
+    """Generated tokens, the stop token included."""
+    finish_reason: str
+    """"stop", or "length" where the limit cut it."""
+    answer: str | None
+    """Text of its answer, where the reward offers one and the response gives one."""
+    text: str | None = None
+    """The response; None where it is not kept."""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it counts as right."""
+        return self.reward > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProblemRecord:
+    """One problem with all its responses."""
+
+    index: int
+    """Place in the test set, from 0."""
+    problem_id: str
+    """Its id in the data file."""
+    gold: str
+    """The expected answer."""
+    greedy: ResponseRecord
+    """The greedy response."""
+    sampled: tuple[ResponseRecord, ...]
+    """The sampled ones, in the order of their seeds."""
+
+    @property
+    def num_right(self) -> int:
+        """Right ones among the sampled responses."""
+        return sum(one.is_right for one in self.sampled)
+
+
+class RecordFile:
+    """The records of one model, open for appending; only one process at a time."""
+
+    def __init__(self, folder: Path, identity: Identity) -> None:
+        """Read what is there and open the file.
+
+        Args:
+            folder: of the model's records; made if missing.
+            identity: what is evaluated, and how.
+
+        Raises:
+            ConfigError: if the folder cannot be written, another process has the file, or it holds
+                another evaluation.
+        """
+        self.path = folder / RECORDS_FILE
+        self.done: dict[int, ProblemRecord] = {}
+        """Records so far by index."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / ".lock").open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"evaluation.output: {folder} cannot be written ({error.strerror}); choose another"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise ConfigError(
+                f"another evaluation is writing to {folder}; wait for it or set evaluation.output"
+            ) from error
+        try:
+            self._file = self._opened(identity)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _opened(self, identity: Identity) -> TextIO:
+        """Rewrite the file without damaged lines, in one move, and append to it."""
+        if self.path.exists():
+            found, records = read_records(self.path)
+            if found:
+                _check_same(self.path, found, identity)
+            self.done = records if found else {}
+        part = self.path.with_suffix(".tmp")
+        lines = [json.dumps({"identity": identity}), *map(_line, self.done.values())]
+        part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        os.replace(part, self.path)
+        return self.path.open("a", encoding="utf-8")
+
+    def append(self, record: ProblemRecord) -> None:
+        """Add a problem's line; it is in the file when this returns."""
+        self._file.write(_line(record) + "\n")
+        self._file.flush()
+        self.done[record.index] = record
+
+    def close(self) -> None:
+        """Close the file and let others have it; may be called twice."""
+        self._file.close()
+        self._lock.close()
+
+
+def read_records(path: Path) -> tuple[Identity, dict[int, ProblemRecord]]:
+    """Read a file of records.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        (identity, records by index in ascending order); the identity is empty, and so are the
+        records, where the first line is damaged. Other damaged lines are dropped with a warning.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    try:
+        first, *rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
+    try:
+        identity = dict(json.loads(first)["identity"])
+    except (ValueError, KeyError, TypeError):
+        logger.warning("%s does not begin with what was evaluated; starting again", path)
+        return {}, {}
+    records: dict[int, ProblemRecord] = {}
+    for number, line in enumerate(rest, start=2):
+        if not line:
+            continue
+        try:
+            record = _parsed(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            logger.warning("%s:%d: dropping a damaged line", path, number)
+            continue
+        records[record.index] = record
+    return identity, dict(sorted(records.items()))
+
+
+def _line(record: ProblemRecord) -> str:
+    return json.dumps(asdict(record), allow_nan=False)
+
+
+def _parsed(row: Mapping[str, Any]) -> ProblemRecord:
+    return ProblemRecord(
+        index=int(row["index"]),
+        problem_id=row["problem_id"],
+        gold=row["gold"],
+        greedy=ResponseRecord(**row["greedy"]),
+        sampled=tuple(ResponseRecord(**one) for one in row["sampled"]),
+    )
+
+
+def _check_same(path: Path, found: Identity, wanted: Identity) -> None:
+    """Refuse to mix two evaluations in one file.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    for key in dict.fromkeys([*wanted, *found]):
+        if found.get(key) != wanted.get(key):
+            raise ConfigError(
+                f"{path} holds another evaluation ({key}: {found.get(key)!r} there, "
+                f"{wanted.get(key)!r} now); set evaluation.output to another folder or delete it"
+            )

@@ -1,0 +1,73 @@
+"""A rollout engine that says what it is told to, and what makes `evaluate_model` start it.
+
+`python -m scripted_engine KILL_AT flags...` is `evaluate_model` with that engine: with KILL_AT > 0
+the process kills itself in the engine's step of that number.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from rollverify.rollout.engine import Completion, GenerationRequest
+from rollverify.tasks.tokenizer import EOS_ID, build_tokenizer
+
+
+class ScriptedEngine:
+    """Finishes one request per step, with a text by request id; others say `default`.
+
+    A text that ends with "~" is cut by the length limit there.
+    """
+
+    def __init__(
+        self, texts: Mapping[str, str] | None = None, *, default: str = "00k\n", kill_at: int = 0
+    ) -> None:
+        self._texts, self._default, self._kill_at = texts or {}, default, kill_at
+        self.requests: list[GenerationRequest] = []
+        self.is_closed = False
+        self._waiting: list[GenerationRequest] = []
+        self._num_steps = 0
+
+    def add_request(self, request: GenerationRequest) -> None:
+        self.requests.append(request)
+        self._waiting.append(request)
+
+    def step(self) -> list[Completion]:
+        self._num_steps += 1
+        if self._num_steps == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        request = self._waiting.pop(0)
+        text = self._texts.get(request.request_id, self._default)
+        is_cut = text.endswith("~")
+        ids = build_tokenizer().encode(text.rstrip("~")).ids
+        return [
+            Completion(
+                request_id=request.request_id,
+                token_ids=ids if is_cut else [*ids, EOS_ID],
+                logprobs=[0.0] * (len(ids) + (not is_cut)),
+                finish_reason="length" if is_cut else "stop",
+            )
+        ]
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._waiting)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def parts_with(engine: Any) -> ModuleType:
+    """A stand-in for `rollverify.parts`, which would load vLLM."""
+    module = ModuleType("rollverify.parts")
+    module.make_engine = lambda config, model: engine  # type: ignore[attr-defined]
+    return module
+
+
+if __name__ == "__main__":
+    sys.modules["rollverify.parts"] = parts_with(ScriptedEngine(kill_at=int(sys.argv[1])))
+    from rollverify.evaluate_model import main
+
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,33 @@
+"""A golden file of model answers: each gets its score, and the text that maj@k counts.
+
+One line per answer: the expected `answer`, the model's `response`, its `reward`, the `extracted`
+text, and `why`.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rollverify.data.prompts import Prompt
+from rollverify.rewards import ANSWERS, REWARDS
+
+LINES = (Path(__file__).parent / "golden_answers.jsonl").read_text(encoding="utf-8").splitlines()
+ROWS = [json.loads(line) for line in LINES]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["why"])
+def test_an_answer_gets_its_score(row):
+    prompt = Prompt(prompt_id="p", text="", answer=row["answer"])
+    assert REWARDS["exact_answer"](prompt, row["response"]) == row["reward"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["why"])
+def test_an_answer_is_read_as_it_is_graded(row):
+    found = ANSWERS["exact_answer"](row["response"])
+    assert found == row["extracted"]
+    assert (found == row["answer"].strip()) == (row["reward"] > 0)
+
+
+def test_every_reward_that_offers_answers_exists():
+    assert ANSWERS.keys() <= REWARDS.keys()
