@@ -1,4 +1,4 @@
-"""Tiny Qwen3 folders, trainers and packed rows, and an independent transformers forward.
+"""Tiny Qwen3 and Llama folders, trainers and packed rows, and an independent transformers forward.
 
 Dimension letters: T tokens. Imports torchtitan, never vllm.
 """
@@ -65,6 +65,24 @@ def tiny_moe_config(**changes: Any) -> dict[str, Any]:
         "mlp_only_layers": [],
     }
     return tiny_config(**experts) | changes
+
+
+def tiny_llama_config(**changes: Any) -> dict[str, Any]:
+    """A Llama with 3 query heads and one key head: two ranks cannot divide them."""
+    llama = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "mlp_bias": False,
+    }
+    return tiny_config(**llama) | changes
+
+
+def tiny_llama_folder(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Write a random Llama model and return its folder."""
+    write_random_hf_folder(folder, tiny_llama_config(**changes), seed=seed)
+    return folder
 
 
 def tiny_folder(folder: Path, *, seed: int = 0, **changes: Any) -> Path:

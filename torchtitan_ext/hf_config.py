@@ -1,6 +1,6 @@
 """Reads a Hugging Face `config.json` and refuses what would be computed other than it says.
 
-Knows the keys of dense and mixture-of-experts Qwen3; builds nothing and reads no weights.
+Knows the keys of Llama and of dense and mixture-of-experts Qwen3; builds nothing, reads no weights.
 """
 
 import json
@@ -19,6 +19,13 @@ _SIZES = (
     "max_position_embeddings",
     "rms_norm_eps",
 )
+_LLAMA3_ROPE = {
+    "factor": "scaling_factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_max_position_embeddings",
+}
+"""Keys of a llama3 scaling in config.json, and torchtitan's names for them."""
 
 
 class ModelFolderError(ValueError):
@@ -65,7 +72,7 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def rope_theta(config: dict[str, Any], folder: object) -> float:
+def rope_theta(config: dict[str, Any], folder: object, *, kinds: str = "'default'") -> float:
     """Base of the rotary embedding, from either spelling in use; scaled variants are refused.
 
     Raises:
@@ -74,11 +81,52 @@ def rope_theta(config: dict[str, Any], folder: object) -> float:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
-        raise ModelFolderError(f"'{folder}': rope type '{kind}' is not supported, only 'default'")
+        raise ModelFolderError(f"'{folder}': rope type '{kind}' is not supported, only {kinds}")
     theta = rope.get("rope_theta", config.get("rope_theta"))
     if theta is None:
         raise ModelFolderError(f"'{folder}': config.json has no rope_theta")
     return float(theta)
+
+
+def llama_rope(config: dict[str, Any], folder: object) -> dict[str, Any]:
+    """Rotary embedding of a Llama model: the default one, or the scaling of Llama 3.1 and later.
+
+    Args:
+        config: contents of config.json.
+        folder: named in errors.
+
+    Returns:
+        Keywords of torchtitan's `RoPE.Config`: theta, and what the scaling needs.
+
+    Raises:
+        ModelFolderError: if it is of another kind, or a number of the scaling is missing.
+    """
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) != "llama3":
+        return {"theta": rope_theta(config, folder, kinds="'default' and 'llama3'")}
+    plain = {"rope_theta": rope.get("rope_theta", config.get("rope_theta"))}
+    values: dict[str, Any] = {"theta": rope_theta(plain, folder), "scaling": "llama"}
+    for key, name in _LLAMA3_ROPE.items():
+        number = rope.get(key)
+        if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+            raise ModelFolderError(
+                f"'{folder}': config.json: {key} of rope type 'llama3' must be a number above 0, "
+                f"got {number!r}"
+            )
+        values[name] = number
+    return values
+
+
+def with_llama_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the keys that Llama folders may leave out, as transformers fills them in."""
+    filled = dict(config)
+    num_heads = filled.get("num_attention_heads")
+    if filled.get("num_key_value_heads") is None:
+        filled["num_key_value_heads"] = num_heads
+    width = filled.get("hidden_size")
+    if filled.get("head_dim") is None and isinstance(width, int) and isinstance(num_heads, int):
+        filled["head_dim"] = width // max(num_heads, 1)
+    return filled
 
 
 def check_supported(config: dict[str, Any], folder: object) -> None:
@@ -102,6 +150,8 @@ def check_supported(config: dict[str, Any], folder: object) -> None:
         )
     if config.get("attention_bias") or config.get("use_sliding_window"):
         raise ModelFolderError(f"'{folder}': attention bias and sliding windows are not supported")
+    if config.get("mlp_bias"):
+        raise ModelFolderError(f"'{folder}': biases of the feed-forward layers are not supported")
     if config.get("hidden_act", "silu") != "silu":
         raise ModelFolderError(
             f"'{folder}': hidden_act '{config['hidden_act']}' is not supported, only 'silu'"

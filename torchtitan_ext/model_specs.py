@@ -1,22 +1,19 @@
-"""Model specs for torchtitan from a Hugging Face `config.json` folder (dense and MoE Qwen3).
+"""Model specs for torchtitan from a Hugging Face `config.json` folder: Llama, dense and MoE Qwen3.
 
 The model is torchtitan's own with the output projection replaced by `LogprobHead`, so a forward
 pass returns log-probs and entropy of given targets and never [T, V] logits. Does not read weights.
 """
 
-import functools
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.nn as nn
-from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.distributed import ParallelDims
-from torchtitan.models.common import CosSinRoPE, Embedding
-from torchtitan.models.common.attention import AttentionMasksType, VarlenAttention
+from torchtitan.models.common import CosSinRoPE
+from torchtitan.models.common.attention import VarlenAttention
 from torchtitan.models.common.config_utils import (
     make_ffn_config,
     make_gqa_config,
@@ -25,13 +22,14 @@ from torchtitan.models.common.config_utils import (
     make_router_config,
 )
 from torchtitan.models.common.moe import GroupedExperts, MoE
-from torchtitan.models.common.nn_modules import RMSNorm
-from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.llama3.model import Llama3Model
+from torchtitan.models.llama3.parallelize import parallelize_llama
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_ext.decoder_parts import Init, ScoringDecoder, linear_init, norm_config, outer_parts
 from torchtitan_ext.hf_config import (
     ExpertSettings,
     ModelFolderError,
@@ -40,58 +38,33 @@ from torchtitan_ext.hf_config import (
     read_hf_config,
     rope_theta,
 )
-from torchtitan_ext.logprob_head import LogprobHead
+from torchtitan_ext.llama_spec import LlamaStateDictAdapter, llama_config
 
 __all__ = ["ModelFolderError", "model_spec_from_hf", "parallelize_policy", "read_hf_config"]
 
-_Init = dict[str, Callable]
 
-
-class PolicyQwen3(Qwen3Model):
+class PolicyQwen3(ScoringDecoder, Qwen3Model):
     """Qwen3 whose forward scores targets."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
         """The settings of `Qwen3Model`."""
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        attention_masks: AttentionMasksType | None = None,
-        *,
-        targets: Tensor,
-        temperature: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        """Score one packed row.
-
-        Args:
-            tokens: [1, T] int64, documents laid end to end.
-            positions: [1, T] int64, restarting at 0 at each document.
-            attention_masks: document boundaries, from `get_attention_masks`.
-            targets: [1, T] int64; token whose log-prob is wanted at each position.
-            temperature: > 0.
-
-        Returns:
-            (log-probs [T] float32 nats, entropy [T] float32 nats).
-        """
-        hidden = self.tok_embeddings(tokens)
-        for layer in self.layers.values():
-            hidden = layer(hidden, attention_masks, positions)
-        return self.lm_head(self.norm(hidden), targets, temperature)
-
 
 def parallelize_policy(model: nn.Module, **kwargs: Any) -> nn.Module:
-    """Torchtitan's Qwen3 parallelisation; on gloo, gradients are summed instead of pre-scaled.
+    """Torchtitan's parallelisation; on gloo, gradients are summed instead of pre-scaled.
 
     Raises:
         ModelFolderError: if experts cannot be divided evenly over the ranks.
 
     Collective: yes, over the meshes in `kwargs["parallel_dims"]`.
     """
-    assert isinstance(model, Qwen3Model)
     check_expert_shards(model, kwargs["parallel_dims"])
-    model = parallelize_qwen3(model, **kwargs)
+    if isinstance(model, Llama3Model):
+        model = parallelize_llama(model, **kwargs)
+    else:
+        assert isinstance(model, Qwen3Model)
+        model = parallelize_qwen3(model, **kwargs)
     if kwargs["parallel_dims"].world_mesh.device_type == "cpu":
         # torchtitan's router asks for float32 there, which parameters in float32 have anyway.
         warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype")
@@ -101,7 +74,7 @@ def parallelize_policy(model: nn.Module, **kwargs: Any) -> nn.Module:
     return model
 
 
-def check_expert_shards(model: Qwen3Model, dims: ParallelDims) -> None:
+def check_expert_shards(model: nn.Module, dims: ParallelDims) -> None:
     """Refuse degrees that leave ranks with unequal parts of the experts, which cannot be loaded.
 
     Args:
@@ -131,23 +104,15 @@ def check_expert_shards(model: Qwen3Model, dims: ParallelDims) -> None:
         )
 
 
-def _norm(config: dict[str, Any], size: int) -> RMSNorm.Config:
-    return RMSNorm.Config(
-        normalized_shape=size,
-        eps=config["rms_norm_eps"],
-        param_init={"weight": nn.init.ones_},
-    )
-
-
-def _moe(config: dict[str, Any], experts: ExpertSettings, linear_init: _Init) -> MoE.Config:
+def _moe(config: dict[str, Any], experts: ExpertSettings, init: Init) -> MoE.Config:
     """Softmax scores, no bias that balances the load and no shared experts, as Qwen3 has it."""
-    dim, init = config["hidden_size"], linear_init["weight"]
+    dim, weight_init = config["hidden_size"], init["weight"]
     return make_moe_config(
         num_experts=experts.num_experts,
         router=make_router_config(
             dim=dim,
             num_experts=experts.num_experts,
-            gate_param_init=linear_init,
+            gate_param_init=init,
             top_k=experts.top_k,
             score_func="softmax",
             route_norm=experts.norm_topk,
@@ -157,7 +122,7 @@ def _moe(config: dict[str, Any], experts: ExpertSettings, linear_init: _Init) ->
             hidden_dim=experts.hidden_dim,
             num_experts=experts.num_experts,
             top_k=experts.top_k,
-            param_init={"w1_EFD": init, "w2_EDF": init, "w3_EFD": init},
+            param_init=dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), weight_init),
             comm_backend="standard",
         ),
         load_balance_coeff=None,
@@ -165,35 +130,35 @@ def _moe(config: dict[str, Any], experts: ExpertSettings, linear_init: _Init) ->
 
 
 def _qwen3_layer(
-    config: dict[str, Any], folder: object, linear_init: _Init, experts: ExpertSettings | None
+    config: dict[str, Any], folder: object, init: Init, experts: ExpertSettings | None
 ) -> Qwen3TransformerBlock.Config:
     dim, head_dim = config["hidden_size"], config["head_dim"]
     dense = make_ffn_config(
         dim=dim,
         hidden_dim=config["intermediate_size"],
-        w1_param_init=linear_init,
-        w2w3_param_init=linear_init,
+        w1_param_init=init,
+        w2w3_param_init=init,
     )
     return Qwen3TransformerBlock.Config(
-        attention_norm=_norm(config, dim),
-        ffn_norm=_norm(config, dim),
+        attention_norm=norm_config(config, dim),
+        ffn_norm=norm_config(config, dim),
         attention=make_gqa_config(
             dim=dim,
             n_heads=config["num_attention_heads"],
             n_kv_heads=config["num_key_value_heads"],
             head_dim=head_dim,
-            wqkv_param_init=linear_init,
-            wo_param_init=linear_init,
+            wqkv_param_init=init,
+            wo_param_init=init,
             inner_attention=VarlenAttention.Config(),
             rope=CosSinRoPE.Config(
                 dim=head_dim,
                 max_seq_len=config["max_position_embeddings"],
                 theta=rope_theta(config, folder),
             ),
-            qk_norm=_norm(config, head_dim),
+            qk_norm=norm_config(config, head_dim),
         ),
         feed_forward=dense if experts is None else None,
-        moe=None if experts is None else _moe(config, experts, linear_init),
+        moe=None if experts is None else _moe(config, experts, init),
     )
 
 
@@ -202,34 +167,18 @@ def _qwen3_config(config: dict[str, Any], folder: object, chunk_mib: int) -> Pol
     check_supported(config, folder)
     experts = expert_settings(config, folder) if config["model_type"] == "qwen3_moe" else None
     with_experts = experts.layers if experts else frozenset[int]()
-    dim = config["hidden_size"]
-    tied = bool(config.get("tie_word_embeddings", False))
-    init = functools.partial(nn.init.normal_, std=config.get("initializer_range", 0.02))
-    linear_init = {"weight": init, "bias": nn.init.zeros_}
+    init = linear_init(config)
     return PolicyQwen3.Config(
-        vocab_size=config["vocab_size"],
-        dim=dim,
-        norm=_norm(config, dim),
-        enable_weight_tying=tied,
-        tok_embeddings=Embedding.Config(
-            num_embeddings=config["vocab_size"],
-            embedding_dim=dim,
-            param_init={"weight": skip_param_init if tied else init},
-        ),
-        lm_head=LogprobHead.Config(
-            in_features=dim,
-            out_features=config["vocab_size"],
-            param_init=linear_init,
-            chunk_mib=chunk_mib,
-        ),
+        **outer_parts(config, chunk_mib),
         layers=[
-            _qwen3_layer(config, folder, linear_init, experts if i in with_experts else None)
+            _qwen3_layer(config, folder, init, experts if i in with_experts else None)
             for i in range(config["num_hidden_layers"])
         ],
     )
 
 
 _BUILDERS = {
+    "llama": (llama_config, LlamaStateDictAdapter),
     "qwen3": (_qwen3_config, Qwen3StateDictAdapter),
     "qwen3_moe": (_qwen3_config, Qwen3StateDictAdapter),
 }

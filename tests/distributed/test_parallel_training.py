@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rank_scenarios import SCENARIOS
-from tiny_models import Reference, tiny_folder
+from tiny_models import Reference, tiny_folder, tiny_llama_folder
 
 pytestmark = pytest.mark.distributed
 
@@ -25,6 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., No
     root = tmp_path_factory.mktemp("ranks")
     for name in ("tied", "untied"):
         tiny_folder(root / name, tie_word_embeddings=name == "tied")
+    tiny_llama_folder(root / "llama")
     run_ranks("rank_worker.py", str(root), *SCENARIOS, timeout_s=150)
     return root
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny_config, tiny_moe_config
+from tiny_models import tiny_config, tiny_llama_config, tiny_moe_config
 from torchtitan.distributed import ParallelDims
 
 from torchtitan_ext.model_specs import (
@@ -26,13 +26,24 @@ def without(key: str, config: dict[str, Any] | None = None) -> dict[str, Any]:
     return {name: value for name, value in (config or tiny_config()).items() if name != key}
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
 BAD_CONFIGS = [
     (without("hidden_size"), "lacks hidden_size"),
     (without("head_dim"), "lacks head_dim"),
-    (without("model_type"), "model_type 'None' is not supported; supported: qwen3, qwen3_moe"),
+    (
+        without("model_type"),
+        "'None' is not supported; supported: llama, qwen3, qwen3_moe",
+    ),
     (without("rope_parameters"), "no rope_theta"),
-    (tiny_config(model_type="llama"), "model_type 'llama' is not supported"),
+    (tiny_config(model_type="gemma"), "model_type 'gemma' is not supported"),
     (tiny_config(hidden_size="48"), "hidden_size must be a number, got '48'"),
     (tiny_config(rms_norm_eps=None), "rms_norm_eps must be a number, got None"),
     (tiny_config(num_key_value_heads=3), "4 is not a multiple of num_key_value_heads 3"),
@@ -40,6 +51,15 @@ BAD_CONFIGS = [
     (tiny_config(use_sliding_window=True), "sliding windows"),
     (tiny_config(hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
     (tiny_config(rope_parameters=YARN), "rope type 'yarn' is not supported"),
+    (tiny_config(rope_parameters=LLAMA3), "rope type 'llama3' is not supported, only 'default'"),
+    (
+        tiny_llama_config(rope_parameters=YARN),
+        "not supported, only 'default' and 'llama3'",
+    ),
+    (tiny_llama_config(rope_parameters=without("factor", LLAMA3)), "factor of rope type 'llama3'"),
+    (tiny_llama_config(rope_parameters=without("rope_theta", LLAMA3)), "no rope_theta"),
+    (tiny_llama_config(mlp_bias=True), "biases of the feed-forward layers"),
+    (without("hidden_size", tiny_llama_config(head_dim=None)), "lacks hidden_size"),
     (tiny_config(quantization_config={"quant_method": "fp8"}), "quantized weights"),
     (without("num_experts", tiny_moe_config()), "lacks num_experts"),
     (without("num_experts_per_tok", tiny_moe_config()), "lacks num_experts_per_tok"),
@@ -98,6 +118,14 @@ def test_spec_has_the_sizes_of_the_config(tmp_path: Path, tied: bool) -> None:
     layer = 2 * 48 * 128 + 2 * 48 * 64 + 3 * 48 * 80 + 2 * 48 + 2 * 32
     heads = 1 if tied else 2
     assert sum(p.numel() for p in model.parameters()) == heads * 101 * 48 + 2 * layer + 48
+
+
+def test_llama_may_leave_out_key_heads_and_head_size(tmp_path: Path) -> None:
+    """As transformers fills them in: as many key heads as query heads, each 48 / 3 wide."""
+    config = without("num_key_value_heads", without("head_dim", tiny_llama_config()))
+    spec = model_spec_from_hf(folder_with(tmp_path, json.dumps(config)))
+    attention = spec.model.layers[0].attention
+    assert (attention.n_kv_heads, attention.head_dim) == (3, 16)
 
 
 def test_old_spelling_of_rope_theta_is_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from rules.repository import ROOT, name_of, parsed, python_files
 
 COMPOSITION = {
     "rollverify/build.py",
+    "rollverify/dry_run.py",
     "rollverify/parts.py",
     "rollverify/rollout_parts.py",
     "rollverify/run.py",

@@ -20,6 +20,7 @@ DEFAULTED_READ = re.compile(r"\bgetattr\((config|self\._?config)\b")
 
 FRONT_ENDS = {
     "rollverify/config/load.py",
+    "rollverify/dry_run.py",
     "rollverify/launch.py",
     "rollverify/report.py",
     "rollverify/shutdown.py",

@@ -1,0 +1,123 @@
+"""The dry run: published sizes of the paper's models, what it refuses, and its exit codes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_config, tiny_folder, tiny_llama_folder, tiny_moe_config
+
+from rollverify.dry_run import main
+
+CONFIGS = Path(__file__).resolve().parents[2] / "train_configs"
+SMALL = ["--rollout.max-prompt-tokens", "8", "--rollout.max-response-tokens", "56"]
+
+
+def plan_of_paper(model: str, context: str, gpu_gib: float, *flags: str) -> int:
+    files = [f"models/{model}.toml", f"paper/dapo_math_{context}.toml", "methods/rollverify.toml"]
+    configs = [word for file in files for word in ("--config", str(CONFIGS / file))]
+    sizes = ["--model-config", str(CONFIGS / "models" / f"{model}.json")]
+    return main([*configs, *sizes, "--world-size", "32", "--gpu-gib", str(gpu_gib), *flags])
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "gpu_gib"),
+    [
+        # Published: 4.0, 8.2 and 30.5 billion.
+        ("qwen3_4b_base", "4,022,468,096", 80),
+        ("qwen3_8b_base", "8,190,735,360", 80),
+        ("qwen3_30b_a3b_base", "30,532,122,624", 141),
+    ],
+)
+def test_paper_model_has_its_published_size_and_fits(
+    model: str, count: str, gpu_gib: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan_of_paper(model, "32k", gpu_gib) == 0
+    out = capsys.readouterr().out
+    assert f"{count} parameters, 32 ranks = 1 x 32 x 1" in out
+    # 2 * 128 * 8 responses over 32 engines
+    assert "64 responses in flight on an engine" in out
+
+
+def test_weights_that_fill_the_engine_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """30.5 billion values of 2 bytes are 56.9 GiB; 0.6 of 80 are 48."""
+    assert plan_of_paper("qwen3_30b_a3b_base", "32k", 80) == 2
+    error = capsys.readouterr().err
+    assert "the engine's 48.0 GiB hold 56.9 GiB of weights, but not" in error
+
+
+REFUSED = [
+    (["--parallelism.tensor-parallel", "16"], "does not divide the model's 8 key-value heads"),
+    (["--parallelism.expert-parallel", "2"], "expert parallel 2: the model is dense"),
+    (["--parallelism.tensor-parallel", "3"], "but 32 ranks started"),
+    (["--rollout.prompts-per-step", "100"], "prompts_per_step must be a multiple of the 32"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
+def test_degrees_that_divide_nothing_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan_of_paper("qwen3_8b_base", "32k", 80, *flags) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_experts_that_do_not_divide_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """96 prompts divide by 24 ranks, 128 experts do not."""
+    flags = ["--world-size", "24", "--rollout.prompts-per-step", "96"]
+    assert plan_of_paper("qwen3_30b_a3b_base", "32k", 141, *flags) == 2
+    assert "128 experts cannot be divided evenly over 24 ranks" in capsys.readouterr().err
+
+
+def test_context_of_64k_needs_a_model_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_of_paper("qwen3_8b_base", "64k", 80) == 2
+    assert "65536 exceeds the model's context of 32768" in capsys.readouterr().err
+
+
+def dry_run(folder: Path, *flags: str) -> int:
+    return main(["--model.path", str(folder), *SMALL, *flags])
+
+
+@pytest.mark.parametrize("make", [tiny_folder, tiny_llama_folder])
+def test_folder_with_its_own_weights_passes(make: Any, tmp_path: Path) -> None:
+    assert dry_run(make(tmp_path / "model")) == 0
+
+
+def test_folder_without_weights_says_what_was_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_moe_config()))
+    assert dry_run(tmp_path) == 0
+    assert "no weights to compare names and shapes with" in capsys.readouterr().out
+
+
+def test_weights_of_another_shape_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_folder(tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(tiny_config(intermediate_size=96)))
+    assert dry_run(folder) == 2
+    error = capsys.readouterr().err
+    # Three matrices in each of two layers.
+    assert "mlp.down_proj.weight has shape [48, 80], config.json means [48, 96]" in error
+    assert "(and 5 more)" in error
+
+
+def test_missing_weight_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_folder(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors")
+    assert dry_run(folder) == 2
+    assert "model.norm.weight is missing; its weights" in capsys.readouterr().err
+
+
+def test_file_that_holds_no_weights_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_folder(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"<html>")
+    assert dry_run(folder) == 2
+    assert "model.safetensors is not a safetensors file" in capsys.readouterr().err
