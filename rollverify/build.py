@@ -31,7 +31,7 @@ from rollverify.parts import (
     make_weight_sync,
 )
 from rollverify.prepare import TEST_FILE, TRAIN_FILE, base_folder, is_prepared
-from rollverify.rewards import REWARDS
+from rollverify.rewards import Reward, counts_of, make_reward
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.rollout.weight_sync import WeightSync
 from rollverify.rollout_parts import (
@@ -73,8 +73,13 @@ def build_run(argv: Sequence[str]) -> Run:
     config = loaded.config
     model = _model_folder(config)
     _check_experts(config, model)
-    prompts, encoded = _prompts(config, model, config.data.train_file, TRAIN_FILE)
-    test = _test_prompts(config, model)
+    reward = make_reward(
+        config.data.reward,
+        time_out_s=config.reward.time_out_s,
+        num_workers=config.reward.num_workers,
+    )
+    prompts, encoded = _prompts(config, model, reward, config.data.train_file, TRAIN_FILE)
+    test = _test_prompts(config, model, reward)
     names = f"method {config.method.name}, loss {config.loss.name}, model {model.path}"
     logger.info("%s, %d training prompts, %d test prompts", names, len(prompts), len(test))
     rank, world_size = _join_ranks()
@@ -111,7 +116,7 @@ def build_run(argv: Sequence[str]) -> Run:
         trainer=make_policy_update(config, policy, model.routing),
         weight_sync=weight_sync,
         hooks=build_hooks(
-            _rollout_metrics(config, model, recorder, rollout, policy),
+            _rollout_metrics(config, model, recorder, rollout, policy, reward),
             _slot_trace(rollout, policy, folder, rank, first_step),
             stages,
             weight_sync,
@@ -122,6 +127,7 @@ def build_run(argv: Sequence[str]) -> Run:
         evaluation=evaluation,
         checkpointing=checkpointing,
         engine=engine,
+        reward=reward,
         save_in_flight=checkpoint.save_in_flight,
         export=lambda target: write_hf_folder(
             target, policy.hf_parameters(), source=model.path, is_writer=rank == 0
@@ -192,6 +198,7 @@ def _rollout_metrics(
     recorder: Recorder,
     rollout: RolloutParts,
     policy: PolicyTrainer,
+    reward: Reward,
 ) -> RolloutMetrics:
     return RolloutMetrics(
         rollouter=rollout.rollouter,
@@ -201,6 +208,7 @@ def _rollout_metrics(
         text_samples_every=config.metrics.text_samples_every,
         epoch=lambda: rollout.loader.last_batch_epoch,
         data_group=policy.data_group,
+        grading_counts=counts_of(reward),
     )
 
 
@@ -227,18 +235,17 @@ def _check_experts(config: Config, model: ModelFolder) -> None:
 
 
 def _prompts(
-    config: Config, model: ModelFolder, file: str, prepared_file: str
+    config: Config, model: ModelFolder, reward: Reward, file: str, prepared_file: str
 ) -> tuple[list[Prompt], list[EncodedPrompt]]:
     path = Path(file) if file else base_folder(config.prepare) / prepared_file
-    reward = REWARDS[config.data.reward]
     return load_encoded(path, model, config.rollout.max_prompt_tokens, reward)
 
 
-def _test_prompts(config: Config, model: ModelFolder) -> list[EncodedPrompt]:
+def _test_prompts(config: Config, model: ModelFolder, reward: Reward) -> list[EncodedPrompt]:
     """The test problems in use; none where evaluation is off."""
     if not config.evaluation.enable:
         return []
-    _, encoded = _prompts(config, model, config.data.test_file, TEST_FILE)
+    _, encoded = _prompts(config, model, reward, config.data.test_file, TEST_FILE)
     return encoded[: config.evaluation.num_problems]
 
 

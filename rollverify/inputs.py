@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from rollverify.data.prompts import Prompt, encode_prompts, load_prompts
 from rollverify.errors import ConfigError, DataError
-from rollverify.rewards import Reward
+from rollverify.rewards import Reward, readable_indices
 from rollverify.rollout.model_config import NUM_EXPERTS_KEYS, has_experts
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.training.routing import RoutingShape
@@ -158,15 +158,16 @@ def load_encoded(
         reward: scores a decoded response.
 
     Returns:
-        (prompts, encoded prompts), in file order.
+        (prompts, encoded prompts), in file order; prompts whose answer the reward cannot read are
+        left out and counted in a log line.
 
     Raises:
         DataError: see `load_prompts` and `encode_prompts`; or an answer that nothing could match.
     """
     prompts = load_prompts(file)
     ids = encode_prompts(prompts, model.tokenizer, max_prompt_tokens, file)
-    for prompt in prompts:
-        reward(prompt, "")
+    kept = readable_indices(prompts, reward, file)
+    prompts, ids = [prompts[index] for index in kept], [ids[index] for index in kept]
     encoded = [
         EncodedPrompt(
             token_ids=tuple(row),

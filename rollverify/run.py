@@ -18,6 +18,7 @@ from rollverify.config.schema import Config
 from rollverify.hooks import HookRegistry
 from rollverify.metrics.recorder import Recorder
 from rollverify.report import final_report
+from rollverify.rewards import Reward, close_reward
 from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.rollout.weight_sync import WeightSync
@@ -49,6 +50,7 @@ class Run:
     evaluation: Evaluation | None
     checkpointing: Checkpointing
     engine: RolloutEngine
+    reward: Reward
     save_in_flight: Callable[[int], None]
     """Saves a step with what is in flight, even if the step is saved already. Collective."""
 
@@ -126,6 +128,7 @@ class Run:
 
     def close(self) -> None:
         """Release engine, files and process group; a failure here never hides an earlier one."""
+        close_reward(self.reward)
         for part in (self.recorder, self.engine, self.policy):
             try:
                 part.close()

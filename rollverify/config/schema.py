@@ -23,6 +23,7 @@ from rollverify.config.method_tables import (
     VerificationConfig,
 )
 from rollverify.config.prepare_table import PrepareConfig
+from rollverify.config.reward_table import RewardConfig
 from rollverify.config.rollout_tables import (
     DynamicSamplingConfig,
     EngineConfig,
@@ -63,8 +64,9 @@ class DataConfig(Table):
     """JSON lines file of test prompts; "" takes the prepared problems."""
     shuffle: bool = True
     """Whether training prompts are put in a new order, derived from the seed, in each pass."""
-    reward: Literal["exact_answer"] = "exact_answer"
-    """exact_answer: 1 if the response's answer equals the prompt's, else 0."""
+    reward: Literal["exact_answer", "math"] = "exact_answer"
+    """exact_answer: 1 if the response's last line equals the answer. math: 1 if its last box means
+    the same as the answer, which is LaTeX."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -131,6 +133,8 @@ class Config:
     """The model to train."""
     data: DataConfig = field(default_factory=DataConfig)
     """Prompts and reward."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """Workers of the reward."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """What is sampled in one step."""
     dynamic_sampling: DynamicSamplingConfig = field(default_factory=DynamicSamplingConfig)

@@ -66,7 +66,7 @@ OUTSIDE = {
     "algorithms": {"torch"},
     "rollout": {"torch", "tensordict", "vllm", "safetensors"},
     "data": {"torch", "torchdata", "tokenizers"},
-    "rewards": set(),
+    "rewards": {"latex2sympy2_extended", "math_verify", "sympy"},
     "tasks": {"tokenizers"},
     "training": {"torch", "tensordict"},
     "metrics": {"torch", "tqdm"},
@@ -88,6 +88,7 @@ ONE_PLACE = {
     "vllm": {"rollverify/rollout/vllm_engine.py", "rollverify/rollout/vllm_cpu.py"},
     "tensorboard": {"rollverify/metrics/recorder.py"},
     "torchdata": {"rollverify/data/loader.py"},
+    "math_verify": {"rollverify/rewards/math_symbolic.py"},
     "matplotlib": {"rollverify/study/plots.py"},
 }
 
