@@ -19,11 +19,11 @@ _MAX_EXPONENT = 400
 _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?"
 _WHOLE = r"\d{1,3}(?:,\d{3})+|\d+"
 _UNIT = (
-    r"(?:\s*\\text\s*\{(?!\s*[ije]\s*\})[A-Za-z .]*\}"
+    r"(?:(?:\s*\\text\s*\{(?!\s*[ije]\s*\})[A-Za-z .]*\}"
     r"|\s*(?:[cmk]?m|km|ft|in|inch(?:es)?|feet|foot|yards?|miles?|mph|[mk]?g|lbs?|pounds?|hours?"
     r"|minutes?|seconds?|days?|weeks?|months?|years?|degrees?|dollars?|cents?|units?|meters?"
-    r"|centimeters?|kilometers?|liters?|square|cubic|per)(?![A-Za-z]))*"
-    r"(?:\s*\^\s*(?:\{\d\}|\d))?"
+    r"|centimeters?|kilometers?|liters?|square|cubic|per)(?![A-Za-z]))"
+    r"(?:\s*\^\s*(?:\{\d\}|\d))?)*"
 )
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 _SCALE = r"(?:\s*(?:\\text\s*\{\s*)?(?P<scale>" + "|".join(_SCALES) + r")s?\s*\}?)?"
@@ -32,7 +32,7 @@ _FRACTION = (
     r"\s*(?:\{\s*(?P<bottom>[+-]?\s*\d+)\s*\}|(?P<bottom_digit>\d))"
 )
 _NUMBER = re.compile(
-    r"(?:[A-Za-z](?:_\{?\w+\}?)?\s*=\s*)?(?P<sign>[+-]?)\s*(?:"
+    r"(?:(?P<name>[A-Za-z](?:_\{?\w+\}?)?)\s*=\s*)?(?P<sign>[+-]?)\s*(?:"
     rf"(?P<mixed>\d+)\s*{_FRACTION}"
     rf"|(?P<mixed_whole>\d+)\s+(?P<mixed_top>\d+)\s*/\s*(?P<mixed_bottom>\d+)"
     rf"|(?P<over_top>{_WHOLE})\s*/\s*(?P<over_bottom>{_WHOLE})"
@@ -59,6 +59,8 @@ class PlainNumber:
     """Value of one unit in the last place of a decimal; None for whole numbers and fractions."""
     num_digits: int
     """Significant digits of a decimal."""
+    name: str | None = None
+    """What stands before "=", as the x of "x = 5"."""
 
     @property
     def is_endless(self) -> bool:
@@ -87,7 +89,8 @@ def read_number(text: str) -> PlainNumber | None:
     value *= _SCALES.get(part.get("scale") or "", 1)
     if part["sign"] == "-":
         value = -value
-    return PlainNumber(value, part["percent"] is not None, last_place, num_digits)
+    is_percent = part["percent"] is not None
+    return PlainNumber(value, is_percent, last_place, num_digits, part.get("name"))
 
 
 def _value_of(part: dict[str, str | None]) -> tuple[Fraction, Fraction | None, int]:
@@ -133,6 +136,8 @@ def compare_numbers(gold: PlainNumber, answer: PlainNumber) -> bool:
     endless fraction (or a longer decimal of at least 6 digits). A percent sign on one side alone
     is accepted for both readings: 28\% agrees with 28 and with 0.28.
     """
+    if gold.name and answer.name and gold.name != answer.name:
+        return False
     if gold.value == answer.value:
         return True
     if gold.is_percent != answer.is_percent:

@@ -48,7 +48,8 @@ def compare(gold: str, answer: str) -> Verdict:
     expected, found = _parse(gold), _parse(answer)
     if expected is None or found is None:
         return "wrong"
-    if verify(expected, found, timeout_seconds=None, raise_on_error=True):
+    rules = {"timeout_seconds": None, "raise_on_error": True, "allow_set_relation_comp": True}
+    if verify(expected, found, **rules):
         return "right"
     return "right" if _is_rounded(gold, found) else "wrong"
 
@@ -74,7 +75,7 @@ def _parse_anew(latex: str) -> Any:
     normal = latex2sympy.normalize_latex(latex, _NORMALIZATION)
     for part in dict.fromkeys((normal, _last_side(normal))):
         try:
-            return latex2sympy.latex2sympy(
+            found = latex2sympy.latex2sympy(
                 part,
                 is_real=not grader.should_treat_as_complex(part),
                 convert_degrees=False,
@@ -84,6 +85,7 @@ def _parse_anew(latex: str) -> Any:
             raise
         except Exception:  # Whatever the generated parser and SymPy's constructors raise.
             continue
+        return None if found in (sympy.nan, sympy.zoo) else found
     return None
 
 

@@ -158,8 +158,9 @@ class _Worker:
         """
         line = self._read_line(time.monotonic() + START_LIMIT_S)
         if line is None:
-            code = self.process.poll()
-            how = f"took over {START_LIMIT_S:g} s" if code is None else f"ended with code {code}"
+            how = f"took over {START_LIMIT_S:g} s"
+            if not self.is_late:  # its output is closed, so it is about to end
+                how = f"ended with code {self.process.wait()}"
             raise ConfigError(
                 f"a worker of data.reward {how} at its start (python -m {self._module}; its own "
                 "message is above); install what is missing or choose another reward"
@@ -176,7 +177,10 @@ class _Worker:
             return None
         deadline = time.monotonic() + limit_s
         while (line := self._read_line(deadline)) is not None:
-            reply = json.loads(line)
+            try:
+                reply = json.loads(line)
+            except ValueError:
+                return None
             if reply.get("id") == request["id"]:
                 return reply
         return None
