@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 MEMORY_BYTES = 3 << 30
@@ -44,16 +45,31 @@ _FRESH = 4
 _PR_SET_PDEATHSIG = 1
 
 
+Compare = Callable[[str, str], str]
+"""(gold, answer) -> verdict; may raise, hang or use any amount of memory."""
+
+
 def main(argv: list[str]) -> int:
-    """Serve until the input is closed or the parent process has ended."""
+    """Load the libraries and serve."""
+    from rollverify.rewards.math_symbolic import compare
+
+    return serve(argv, compare, WARM_UP)
+
+
+def serve(argv: list[str], compare: Compare, warm_up: Sequence[str] = ()) -> int:
+    """Serve until the input is closed or the parent process has ended; return the exit code.
+
+    Args:
+        argv: command line, from `WorkerPool`.
+        compare: what children do with each request.
+        warm_up: formulas compared before the first child is made.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--time-out-s", type=float, required=True)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args(argv)
-    from rollverify.rewards.math_symbolic import compare
-
-    replies = _private_output()  # after the import: its errors are for the person at the terminal
-    for formula in WARM_UP:  # children start with the parser's tables filled
+    replies = _private_output()  # after the imports: their errors are for people to read
+    for formula in warm_up:  # children start with the parser's tables filled
         with contextlib.suppress(Exception):
             compare(formula, formula + "+0")
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the run, which closes the input
@@ -64,7 +80,7 @@ def main(argv: list[str]) -> int:
     while True:
         child = os.fork()
         if child == 0:
-            _serve(replies, busy_with, options.time_out_s)
+            _be_child(compare, replies, busy_with, options.time_out_s)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         if code == _CLOSED:
@@ -96,15 +112,15 @@ def _watch_parent(parent: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, 1.0, 1.0)
 
 
-def _serve(replies: int, busy_with: mmap.mmap, time_out_s: float) -> None:
-    """The child: answer requests; never returns."""
+def _be_child(compare: Compare, replies: int, busy_with: mmap.mmap, time_out_s: float) -> None:
+    """Answer requests; never returns."""
     code = 1
     try:
         _die_with(os.getppid())
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends us, even inside C code
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        code = _answer_all(replies, busy_with, time_out_s)
+        code = _answer_all(compare, replies, busy_with, time_out_s)
     finally:
         os._exit(code)
 
@@ -118,10 +134,8 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-def _answer_all(replies: int, busy_with: mmap.mmap, time_out_s: float) -> int:
+def _answer_all(compare: Compare, replies: int, busy_with: mmap.mmap, time_out_s: float) -> int:
     """Returns the exit code."""
-    from rollverify.rewards.math_symbolic import compare
-
     for _ in range(ANSWERS_PER_CHILD):
         line = _read_line()
         if not line:

@@ -1,4 +1,4 @@
-"""Maths workers end with the process that started them, whatever they are doing."""
+"""The worker process: limits of time and memory, and its end with the process that started it."""
 
 import os
 import signal
@@ -9,18 +9,56 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = """
-import sys, threading, time
-from rollverify.rewards.math_reward import WORKER_MODULE
 from rollverify.rewards.worker_pool import WorkerPool
-pool = WorkerPool(WORKER_MODULE, num_workers=1, time_out_s=300.0)
-assert pool.ask({"gold": "x+1", "answer": "1+x"})["verdict"] == "right"
-question = {"gold": "x+1", "answer": r"10^{10^{10}}"}
-threading.Thread(target=pool.ask, args=(question,), daemon=True).start()
+
+SCRIPT = """
+import threading, time
+from rollverify.rewards.worker_pool import WorkerPool
+pool = WorkerPool("tests.hostile_worker", num_workers=1, time_out_s=300.0)
+pool.ask({"gold": "", "answer": "fine"})
+{busy}threading.Thread(target=pool.ask, args=({"gold": "", "answer": "loop"},), daemon=True).start()
 time.sleep(0.5)
 print(*pool.process_ids, flush=True)
 time.sleep(600)
 """
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = WorkerPool("tests.hostile_worker", num_workers=1, time_out_s=1.0)
+    yield pool
+    pool.close()
+
+
+def verdict(pool, answer):
+    return pool.ask({"gold": "", "answer": answer})["verdict"]
+
+
+@pytest.mark.parametrize("answer", ["C code", "loop"])
+def test_the_time_limit_holds_in_python_and_in_c_code(pool, answer):
+    verdict(pool, "fine")
+    start = time.monotonic()
+    assert verdict(pool, answer) == "timeout"
+    assert 0.9 < time.monotonic() - start < 1.9  # the limit is 1 s; the pool's own is 2 s
+    assert verdict(pool, "fine") == "right"
+
+
+@pytest.mark.parametrize("answer", ["memory", "recursion", "error", "killed"])
+def test_a_failure_is_an_error_of_one_answer_in_the_same_process(pool, answer):
+    verdict(pool, "fine")
+    before = pool.process_ids
+    assert [verdict(pool, answer), verdict(pool, "fine")] == ["error", "right"]
+    assert pool.process_ids == before
+
+
+def test_what_a_comparison_prints_is_no_reply(pool):
+    assert verdict(pool, "output") == "right"
+
+
+def test_a_child_is_replaced_when_its_memory_is_in_doubt(pool):
+    """A poisoned child is seen by the next answer, and gone after an answer without memory."""
+    answers = ["poison", "fine", "memory", "fine"]
+    assert [verdict(pool, one) for one in answers] == ["poisoned", "poisoned", "error", "right"]
 
 
 def children_of(pid):
@@ -35,8 +73,10 @@ def is_running(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_killed_run_leaves_no_worker_even_in_the_middle_of_an_answer():
-    run = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("busy", ["", "#"], ids=["busy", "idle"])
+def test_a_killed_run_leaves_no_worker(busy):
+    script = SCRIPT.replace("{busy}", busy)
+    run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         worker = int(run.stdout.readline())
         pids = [worker, *children_of(worker)]
