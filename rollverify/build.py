@@ -73,15 +73,8 @@ def build_run(argv: Sequence[str]) -> Run:
     config = loaded.config
     model = _model_folder(config)
     _check_experts(config, model)
-    reward = make_reward(
-        config.data.reward,
-        time_out_s=config.reward.time_out_s,
-        num_workers=config.reward.num_workers,
-    )
-    prompts, encoded = _prompts(config, model, reward, config.data.train_file, TRAIN_FILE)
-    test = _test_prompts(config, model, reward)
-    names = f"method {config.method.name}, loss {config.loss.name}, model {model.path}"
-    logger.info("%s, %d training prompts, %d test prompts", names, len(prompts), len(test))
+    reward = _reward(config)
+    prompts, encoded, test = _inputs(config, model, reward)
     rank, world_size = _join_ranks()
     check_world_size(config, world_size)
     folder = _shared_folder(config, resumed, rank)
@@ -232,6 +225,26 @@ def _check_experts(config: Config, model: ModelFolder) -> None:
             f"routing_replay.mode = '{mode}' needs a mixture-of-experts model, '{model.path}' is "
             "dense; set routing_replay.mode = 'off' or another model"
         )
+
+
+def _reward(config: Config) -> Reward:
+    """One object for all prompts of the run: it may own processes."""
+    return make_reward(
+        config.data.reward,
+        time_out_s=config.reward.time_out_s,
+        num_workers=config.reward.num_workers,
+    )
+
+
+def _inputs(
+    config: Config, model: ModelFolder, reward: Reward
+) -> tuple[list[Prompt], list[EncodedPrompt], list[EncodedPrompt]]:
+    """Training prompts, the same encoded, and encoded test prompts."""
+    prompts, encoded = _prompts(config, model, reward, config.data.train_file, TRAIN_FILE)
+    test = _test_prompts(config, model, reward)
+    names = f"method {config.method.name}, loss {config.loss.name}, model {model.path}"
+    logger.info("%s, %d training prompts, %d test prompts", names, len(prompts), len(test))
+    return prompts, encoded, test
 
 
 def _prompts(

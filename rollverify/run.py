@@ -18,7 +18,7 @@ from rollverify.config.schema import Config
 from rollverify.hooks import HookRegistry
 from rollverify.metrics.recorder import Recorder
 from rollverify.report import final_report
-from rollverify.rewards import Reward, close_reward
+from rollverify.rewards import Reward, close_reward, exact_answer
 from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.rollout.weight_sync import WeightSync
@@ -50,7 +50,6 @@ class Run:
     evaluation: Evaluation | None
     checkpointing: Checkpointing
     engine: RolloutEngine
-    reward: Reward
     save_in_flight: Callable[[int], None]
     """Saves a step with what is in flight, even if the step is saved already. Collective."""
 
@@ -59,6 +58,8 @@ class Run:
 
     stop: StopRequest
     first_step: int = 1
+    reward: Reward = exact_answer
+    """Closed at the end: it may own processes."""
 
     def start(self) -> None:
         """Write the config, bring the engine to the trainer's weights, measure the base model.

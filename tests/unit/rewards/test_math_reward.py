@@ -79,6 +79,38 @@ def test_golden_answers_get_their_scores(reward):
     assert wrong_in(reward, rows) == []
 
 
+POLICY = [
+    (r"28\%", "28", 1.0),
+    (r"28\%", "0.28", 1.0),
+    ("33.3", r"\frac{100}{3}", 1.0),
+    ("33.3", "33.33", 0.0),
+    ("1/3", "0.333333", 1.0),
+    ("1/3", "0.33333", 0.0),
+    ("35", r"35 \text{ cm}", 1.0),
+    ("2", r"2 \text{ million}", 0.0),
+    ("12,10,6", "6, 10, 12", 1.0),
+    ("(1,2)", "1,2", 1.0),
+    ("(1,2)", "(2,1)", 0.0),
+    (r"\{1,2\}", "1,2", 1.0),
+    ("7", "5, 6, 7", 0.0),
+    (r"\pm 3", "3", 0.0),
+    ("52_8", "52", 1.0),
+    ("[1,2]", "(1,2)", 0.0),
+    ("5", "x = 5", 1.0),
+    ("x = 5", "y = 5", 0.0),
+    ("8", r"2\frac{2}{3}", 0.0),
+    ("3.14", r"\pi", 1.0),
+    ("(3,\\infty)", "x>3", 1.0),
+    ("3", r"3\text{i}", 0.0),
+]
+"""The table of docs/rewards.md, and more."""
+
+
+def test_matters_of_policy_are_as_documented(reward):
+    rows = [(i, gold, boxed(answer), score) for i, (gold, answer, score) in enumerate(POLICY)]
+    assert wrong_in(reward, rows) == []
+
+
 def test_small_numbers_differ_inside_a_pair(reward):
     """The kind of M29: 1/2004! and 1/2006! are both 0 to 15 digits, their ratio is 2006 * 2005."""
     assert reward(*pair(r"(1,\frac{1}{2004!})", boxed(r"(1,\frac{1}{2006!})"))) == 0.0

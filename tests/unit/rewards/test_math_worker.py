@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rollverify.rewards import worker_pool
 from rollverify.rewards.worker_pool import WorkerPool
 
 SCRIPT = """
@@ -35,12 +36,14 @@ def verdict(pool, answer):
 
 
 @pytest.mark.parametrize("answer", ["C code", "loop"])
-def test_the_time_limit_holds_in_python_and_in_c_code(pool, answer):
+def test_the_worker_keeps_its_time_limit_in_python_and_in_c_code(pool, answer, monkeypatch):
+    """The limit is 1 s; the pool, which would kill the worker, looks on for 60 s."""
+    monkeypatch.setattr(worker_pool, "GRACE_S", 60.0)
     verdict(pool, "fine")
-    start = time.monotonic()
+    start, before = time.monotonic(), pool.process_ids
     assert verdict(pool, answer) == "timeout"
-    assert 0.9 < time.monotonic() - start < 1.9  # the limit is 1 s; the pool's own is 2 s
-    assert verdict(pool, "fine") == "right"
+    assert 0.9 < time.monotonic() - start < 30
+    assert verdict(pool, "fine") == "right" and pool.process_ids == before
 
 
 @pytest.mark.parametrize("answer", ["memory", "recursion", "error", "killed"])
