@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rollverify import run_folder
 from rollverify.config.check import check_world_size
 from rollverify.config.schema import Config
-from rollverify.data_parts import load_test, load_train
+from rollverify.data_parts import load_inputs, make_run_reward
 from rollverify.errors import ConfigError
 from rollverify.hooks import HookPoint, HookRegistry
 from rollverify.inputs import ModelFolder, read_model_folder
@@ -31,6 +31,7 @@ from rollverify.parts import (
     make_weight_sync,
 )
 from rollverify.prepare import base_folder, is_prepared
+from rollverify.rewards import Reward, counts_of
 from rollverify.rollout.weight_sync import WeightSync
 from rollverify.rollout_parts import (
     RolloutParts,
@@ -71,9 +72,8 @@ def build_run(argv: Sequence[str]) -> Run:
     config = loaded.config
     model = _model_folder(config)
     _check_experts(config, model)
-    (prompts, encoded), test = load_train(config, model), load_test(config, model)
-    names = f"method {config.method.name}, loss {config.loss.name}, model {model.path}"
-    logger.info("%s, %d training prompts, %d test prompts", names, len(prompts), len(test))
+    reward = make_run_reward(config)
+    prompts, encoded, test = load_inputs(config, model, reward)
     rank, world_size = _join_ranks()
     check_world_size(config, world_size)
     folder = _shared_folder(config, resumed, rank)
@@ -107,7 +107,7 @@ def build_run(argv: Sequence[str]) -> Run:
         trainer=make_policy_update(config, policy, model.routing),
         weight_sync=weight_sync,
         hooks=build_hooks(
-            _rollout_metrics(config, model, recorder, rollout, policy),
+            _rollout_metrics(config, model, recorder, rollout, policy, reward),
             _slot_trace(rollout, policy, folder, rank, first_step),
             stages,
             weight_sync,
@@ -117,6 +117,7 @@ def build_run(argv: Sequence[str]) -> Run:
         evaluation=evaluation,
         checkpointing=_checkpointing(config, checkpoint),
         engine=engine,
+        reward=reward,
         save_in_flight=checkpoint.save_in_flight,
         export=lambda target: write_hf_folder(
             target, policy.hf_parameters(), source=model.path, is_writer=rank == 0
@@ -185,6 +186,7 @@ def _rollout_metrics(
     recorder: Recorder,
     rollout: RolloutParts,
     policy: PolicyTrainer,
+    reward: Reward,
 ) -> RolloutMetrics:
     return RolloutMetrics(
         rollouter=rollout.rollouter,
@@ -194,6 +196,7 @@ def _rollout_metrics(
         text_samples_every=config.metrics.text_samples_every,
         epoch=lambda: rollout.loader.last_batch_epoch,
         data_group=policy.data_group,
+        grading_counts=counts_of(reward),
     )
 
 

@@ -4,6 +4,7 @@ Like `parts.py` it sees `Config`; what it calls gets plain values. It starts not
 torch only when prompts are encoded.
 """
 
+import logging
 from typing import TYPE_CHECKING, cast
 
 from rollverify.config.schema import Config
@@ -11,38 +12,52 @@ from rollverify.data.prompts import Prompt
 from rollverify.data.sources import PromptSource, SourceOptions, Use, resolve_source
 from rollverify.data.templates import read_chat_template
 from rollverify.prepare import TEST_FILE, TRAIN_FILE, base_folder
-from rollverify.rewards import REWARDS
+from rollverify.rewards import Reward, make_reward
 
 if TYPE_CHECKING:
     from rollverify.inputs import ModelFolder
     from rollverify.rollout.prompt_queue import EncodedPrompt
 
 
-def load_train(config: Config, model: "ModelFolder") -> tuple[list[Prompt], list["EncodedPrompt"]]:
-    """The training prompts, and the same with their ids and graders.
+logger = logging.getLogger(__name__)
+
+
+def make_run_reward(config: Config) -> Reward:
+    """One object for all prompts of a run: it may own processes.
 
     Raises:
-        ConfigError: if `data.train` names nothing that is known.
-        DataError: see `load_encoded`.
+        ConfigError: if the reward needs a package that is not installed.
     """
-    return load_from(config, model, prompt_source(config, "train"))
+    return make_reward(
+        config.data.reward,
+        time_out_s=config.reward.time_out_s,
+        num_workers=config.reward.num_workers,
+    )
 
 
-def load_test(config: Config, model: "ModelFolder") -> list["EncodedPrompt"]:
-    """The test problems in use; none where evaluation is off.
+def load_inputs(
+    config: Config, model: "ModelFolder", reward: Reward
+) -> tuple[list[Prompt], list["EncodedPrompt"], list["EncodedPrompt"]]:
+    """Training prompts, the same with their ids and graders, and the test problems in use.
+
+    There are no test problems where evaluation is off.
 
     Raises:
-        ConfigError: if `data.test` names nothing that is known.
+        ConfigError: if `data.train` or `data.test` names nothing that is known.
         DataError: see `load_encoded`.
     """
-    if not config.evaluation.enable:
-        return []
-    _, encoded = load_from(config, model, prompt_source(config, "test"))
-    return encoded[: config.evaluation.num_problems]
+    prompts, encoded = load_from(config, model, prompt_source(config, "train"), reward)
+    test: list[EncodedPrompt] = []
+    if config.evaluation.enable:
+        _, test = load_from(config, model, prompt_source(config, "test"), reward)
+        test = test[: config.evaluation.num_problems]
+    names = f"method {config.method.name}, loss {config.loss.name}, model {model.path}"
+    logger.info("%s, %d training prompts, %d test prompts", names, len(prompts), len(test))
+    return prompts, encoded, test
 
 
 def load_from(
-    config: Config, model: "ModelFolder", source: PromptSource
+    config: Config, model: "ModelFolder", source: PromptSource, reward: Reward
 ) -> tuple[list[Prompt], list["EncodedPrompt"]]:
     """Any prompts, worded, limited and graded as the config says.
 
@@ -57,7 +72,7 @@ def load_from(
         source,
         model,
         config.rollout.max_prompt_tokens,
-        REWARDS[data.reward],
+        reward,
         long_prompts=data.long_prompts,
         chat=read_chat_template(model.path, data.system_prompt) if data.chat_template else None,
     )

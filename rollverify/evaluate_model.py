@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rollverify.config.load import load_config
 from rollverify.config.schema import Config
-from rollverify.data_parts import load_from, prompt_source
+from rollverify.data_parts import load_from, make_run_reward, prompt_source
 from rollverify.environment import set_defaults
 from rollverify.evaluation.records import (
     Identity,
@@ -90,11 +90,12 @@ def evaluate_model(config: Config) -> None:
         UserError: for anything the user can cure.
     """
     from rollverify.inputs import read_model_folder
-    from rollverify.rewards import ANSWERS
+    from rollverify.rewards import ANSWERS, close_reward
 
     model = read_model_folder(model_folder(config), config.rollout.max_sequence_tokens)
     num_problems = config.evaluation.num_problems
-    prompts, encoded = load_from(config, model, prompt_source(config, "test"))
+    reward = make_run_reward(config)
+    prompts, encoded = load_from(config, model, prompt_source(config, "test"), reward)
     prompts, encoded = prompts[:num_problems], encoded[:num_problems]
     identity = {
         "model": folder_digest(model.path),
@@ -104,7 +105,11 @@ def evaluate_model(config: Config) -> None:
     recorder = _Recorder(
         prompts, encoded, model, ANSWERS.get(config.data.reward), config.evaluation.save_responses
     )
-    with contextlib.closing(RecordFile(Path(config.evaluation.output), identity)) as records:
+    with (
+        contextlib.ExitStack() as stack,
+        contextlib.closing(RecordFile(Path(config.evaluation.output), identity)) as records,
+    ):
+        stack.callback(close_reward, reward)
         left = [one for one in range(len(prompts)) if one not in records.done]
         logger.info("%s: %d of %d problems are left", model.path, len(left), len(prompts))
         if left:

@@ -16,7 +16,7 @@ from rollverify.data.prompts import Prompt, read_prompt_set
 from rollverify.data.sources import PromptSource
 from rollverify.data.templates import ChatTemplate
 from rollverify.errors import ConfigError, DataError
-from rollverify.rewards import Reward
+from rollverify.rewards import Reward, readable_indices
 from rollverify.rollout.model_config import NUM_EXPERTS_KEYS, has_experts
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.training.routing import RoutingShape
@@ -169,7 +169,8 @@ def load_encoded(
         chat: the model's chat template, if prompts go through it.
 
     Returns:
-        (prompts, encoded prompts), in the order of the source.
+        (prompts, encoded prompts), in the order of the source; prompts whose answer the reward
+        cannot read are left out and counted in a log line.
 
     Raises:
         DataError: see `read_prompt_set` and `encode_prompts`; or an answer that nothing could
@@ -181,6 +182,8 @@ def load_encoded(
     texts = encode_prompts(
         prompt_set, model.tokenizer, max_prompt_tokens, long_prompts=long_prompts
     )
+    kept = readable_indices([text.prompt for text in texts], reward, str(source.location))
+    texts = [texts[index] for index in kept]
     for text in texts:
         _check_answer(text, reward)
     encoded = [

@@ -18,6 +18,7 @@ from rollverify.config.schema import Config
 from rollverify.hooks import HookRegistry
 from rollverify.metrics.recorder import Recorder
 from rollverify.report import final_report
+from rollverify.rewards import Reward, close_reward, exact_answer
 from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.rollout.weight_sync import WeightSync
@@ -57,6 +58,8 @@ class Run:
 
     stop: StopRequest
     first_step: int = 1
+    reward: Reward = exact_answer
+    """Closed at the end: it may own processes."""
 
     def start(self) -> None:
         """Write the config, bring the engine to the trainer's weights, measure the base model.
@@ -127,6 +130,7 @@ class Run:
 
     def close(self) -> None:
         """Release engine, files and process group; a failure here never hides an earlier one."""
+        close_reward(self.reward)
         for part in (self.recorder, self.engine, self.policy):
             try:
                 part.close()

@@ -45,5 +45,5 @@ class DataConfig(Table):
     counted. A prompt is never cut."""
     shuffle: bool = True
     """Whether training prompts are put in a new order, derived from the seed, in each pass."""
-    reward: Literal["exact_answer"] = "exact_answer"
+    reward: Literal["exact_answer", "math"] = "exact_answer"
     """exact_answer: 1 if the response's answer equals the prompt's, else 0."""

@@ -25,6 +25,7 @@ from rollverify.config.method_tables import (
     VerificationConfig,
 )
 from rollverify.config.prepare_table import PrepareConfig
+from rollverify.config.reward_table import RewardConfig
 from rollverify.config.rollout_tables import (
     DynamicSamplingConfig,
     EngineConfig,
@@ -103,6 +104,8 @@ class Config:
     """The model to train."""
     data: DataConfig = field(default_factory=DataConfig)
     """Prompts and reward."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """Workers of the reward."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """What is sampled in one step."""
     dynamic_sampling: DynamicSamplingConfig = field(default_factory=DynamicSamplingConfig)

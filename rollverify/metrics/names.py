@@ -20,6 +20,9 @@ METRICS: dict[str, Metric] = {
     "reward/accuracy": Metric("share", "finished trajectories with a right answer"),
     "reward/std": Metric("reward", "standard deviation of the rewards over the batch"),
     "reward/mean_drawn": Metric("reward", "the same with the groups that dynamic sampling gave up"),
+    "reward/grading_errors": Metric("count", "answers that could not be compared; they score 0"),
+    "reward/timeouts": Metric("count", "answers whose comparison took too long; they score 0"),
+    "reward/gold_unreadable": Metric("count", "answers to prompts without readable gold; 0"),
     # The optimizer step.
     "train/loss": Metric("1", "batch loss under the configured aggregation"),
     "train/entropy_nats": Metric("nats", "mean entropy of the policy over loss tokens"),

@@ -45,6 +45,7 @@ class RolloutMetrics:
         text_samples_every: int,
         epoch: Callable[[], int],
         data_group: dist.ProcessGroup | None,
+        grading_counts: Callable[[], dict[str, int]] | None = None,
     ) -> None:
         """Set up.
 
@@ -56,6 +57,8 @@ class RolloutMetrics:
             text_samples_every: steps between two times.
             epoch: epoch of the prompts just used.
             data_group: ranks that hold different trajectories; None where there is one.
+            grading_counts: gradings since the last call that say nothing of the response, by kind;
+                None for rewards that always have a verdict.
         """
         self._rollouter = rollouter
         self._decode = decode
@@ -64,6 +67,7 @@ class RolloutMetrics:
         self._text_samples_every = text_samples_every
         self._epoch = epoch
         self._data_group = data_group
+        self._grading_counts = grading_counts
 
     def __call__(self, state: StepState) -> None:
         """Reduce over ranks and write. Collective: yes, over the data ranks."""
@@ -95,12 +99,20 @@ class RolloutMetrics:
             sums["groups_given_up"] = float(given_up.num_groups)
             sums["num_given_up"] = float(given_up.num_trajectories)
             sums["reward_given_up"] = given_up.reward
+        if self._grading_counts is not None:
+            sums |= {f"grading_{kind}": float(n) for kind, n in self._grading_counts().items()}
         if self._data_group is not None:
             sums, maxima = reduce_metrics(sums, maxima, self._data_group)
             lengths = _all_lengths(lengths, self._data_group)
         state.metrics |= self._from_sums(sums) | maxima
         if given_up is not None:
             state.metrics |= _with_given_up(sums)
+        if self._grading_counts is not None:
+            state.metrics |= {
+                "reward/grading_errors": sums["grading_error"],
+                "reward/timeouts": sums["grading_timeout"],
+                "reward/gold_unreadable": sums["grading_gold_unreadable"],
+            }
         state.metrics |= distribution("rollout/response_tokens", lengths)
         state.metrics["progress/epoch"] = self._epoch()
         if self._text_samples and (state.step - 1) % self._text_samples_every == 0:

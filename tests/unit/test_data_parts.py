@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rollverify.config.schema import Config, DataConfig, EvaluationConfig, PrepareConfig
-from rollverify.data_parts import load_test, load_train, prompt_source
+from rollverify.data_parts import load_inputs, make_run_reward, prompt_source
 from rollverify.errors import DataError
 from rollverify.inputs import read_model_folder
 from rollverify.prepare import base_folder
@@ -30,13 +30,18 @@ def write(path, key, num_rows):
     return str(path)
 
 
+def inputs(config, model):
+    """(training prompts, encoded ones, test prompts)."""
+    return load_inputs(config, model, make_run_reward(config))
+
+
 def test_without_data_the_prepared_problems_are_taken(tmp_path, model):
     config = Config(prepare=PrepareConfig(cache_dir=str(tmp_path / "base")))
     write(base_folder(config.prepare) / "train.jsonl", "prompt", 3)
     write(base_folder(config.prepare) / "test.jsonl", "prompt", 2)
-    prompts, encoded = load_train(config, model)
+    prompts, encoded, test = inputs(config, model)
     assert [prompt.text for prompt in prompts] == ["0", "1", "2"]
-    assert len(encoded) == 3 and len(load_test(config, model)) == 2
+    assert len(encoded) == 3 and len(test) == 2
 
 
 def test_train_and_test_have_settings_of_their_own(tmp_path, model):
@@ -48,21 +53,22 @@ def test_train_and_test_have_settings_of_their_own(tmp_path, model):
         template="Q {prompt}",
     )
     config = Config(data=data, evaluation=EvaluationConfig(num_problems=4))
-    prompts, _ = load_train(config, model)
+    prompts, _, test = inputs(config, model)
     assert [prompt.text for prompt in prompts] == ["Q 0", "Q 1", "Q 2"]
-    test = load_test(config, model)
     assert [model.decode(one.token_ids) for one in test] == ["Q 0", "Q 1", "Q 2", "Q 3"]
 
 
 def test_a_wrong_column_names_the_setting_of_its_use(tmp_path, model):
     file = write(tmp_path / "b.jsonl", "problem", 1)
+    train = write(tmp_path / "a.jsonl", "prompt", 1)
     with pytest.raises(DataError, match=r"b\.jsonl:1: key 'prompt' .* in data\.test_columns"):
-        load_test(Config(data=DataConfig(test=file)), model)
+        inputs(Config(data=DataConfig(train=train, test=file)), model)
 
 
-def test_no_test_set_is_read_without_evaluation(model):
-    evaluation = EvaluationConfig(enable=False)
-    assert load_test(Config(data=DataConfig(test="no.jsonl"), evaluation=evaluation), model) == []
+def test_no_test_set_is_read_without_evaluation(tmp_path, model):
+    data = DataConfig(train=write(tmp_path / "a.jsonl", "prompt", 1), test="no.jsonl")
+    config = Config(data=data, evaluation=EvaluationConfig(enable=False))
+    assert inputs(config, model)[2] == []
 
 
 def test_every_setting_reaches_the_source():

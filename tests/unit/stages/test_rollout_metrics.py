@@ -131,3 +131,20 @@ def test_a_rank_without_trajectories_gives_no_nan():
     hook()[0](made)
     assert made.metrics["reward/mean"] == 0.0
     assert all(value == value for value in made.metrics.values())
+
+
+def test_gradings_without_a_verdict_are_counted_apart():
+    """CASES RW01: an internal error of the grading is not a wrong answer."""
+    counts = {"error": 2, "timeout": 1, "gold_unreadable": 3}
+    rollout_metrics, _ = hook(grading_counts=lambda: counts)
+    made = state()
+    rollout_metrics(made)
+    assert made.metrics["reward/grading_errors"] == 2 and made.metrics["reward/timeouts"] == 1
+    assert made.metrics["reward/gold_unreadable"] == 3
+    assert all(map(is_declared, made.metrics))
+
+
+def test_a_reward_that_always_has_a_verdict_adds_no_counts():
+    made = state()
+    hook()[0](made)
+    assert "reward/timeouts" not in made.metrics
