@@ -21,6 +21,7 @@ from rollverify.inputs import ModelFolder, load_encoded, read_model_folder
 from rollverify.metrics.audit_log import AuditLog
 from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.slot_log import SlotLog
+from rollverify.mode import make_window, set_mode
 from rollverify.parts import (
     COLLECTIVE_TIMEOUT_S,
     make_checkpoint,
@@ -39,8 +40,6 @@ from rollverify.rollout_parts import (
     Stages,
     make_rollout_parts,
     make_stages,
-    make_window,
-    set_mode,
 )
 from rollverify.run import Run
 from rollverify.shutdown import StopRequest
