@@ -216,12 +216,22 @@ def _model_folder(config: Config) -> ModelFolder:
 
 
 def _check_experts(config: Config, model: ModelFolder) -> None:
-    """Refuse to replay what a dense model has not, before anything is started."""
-    mode = config.routing_replay.mode
-    if mode != "off" and model.routing is None:
+    """Refuse what a dense model lacks or the experts do not allow, before anything is started."""
+    mode, degree = config.routing_replay.mode, config.parallelism.expert_parallel
+    if model.routing is None:
+        for setting, is_set, cure in (
+            (f"routing_replay.mode = '{mode}'", mode != "off", "routing_replay.mode = 'off'"),
+            (f"parallelism.expert_parallel = {degree}", degree > 1, "it to 1"),
+        ):
+            if is_set:
+                raise ConfigError(
+                    f"{setting} needs a mixture-of-experts model, '{model.path}' is dense; set "
+                    f"{cure} or another model"
+                )
+    elif model.routing.num_experts % degree:
         raise ConfigError(
-            f"routing_replay.mode = '{mode}' needs a mixture-of-experts model, '{model.path}' is "
-            "dense; set routing_replay.mode = 'off' or another model"
+            f"parallelism.expert_parallel = {degree} must divide the {model.routing.num_experts} "
+            f"experts of '{model.path}'"
         )
 
 
