@@ -32,7 +32,7 @@ def run_method(method: str, base: Path, seed: int, scratch: Path, words: list[st
         "run.seed": seed,
         "method.name": method,
         "model.path": base,
-        "data.train-file": base / "train.jsonl",
+        "data.train": base / "train.jsonl",
         "evaluation.enable": "false",
         "checkpoint.every-steps": 0,
         "checkpoint.export-final": "false",

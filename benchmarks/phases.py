@@ -1,7 +1,7 @@
 """Where a finished run spent its time: `python -m benchmarks.phases RUN_FOLDER`.
 
-Reads metrics.jsonl only. Evaluation and checkpoints run in the sync phase and are shown apart; the
-weight transfer itself is `sync/push_s`.
+Reads metrics.jsonl only. Evaluation runs in the sync phase and is shown apart; a checkpoint follows
+its step's line and is in the next step's. The weight transfer itself is `sync/push_s`.
 """
 
 import argparse
@@ -15,7 +15,9 @@ from benchmarks.isolated import report
 from rollverify.metrics.recorder import METRICS_FILE
 from rollverify.report import PHASES
 
-SEPARATE_HOOKS = ("evaluation", "checkpointing")
+SEPARATE = {"evaluation": "time/hook/evaluation_s", "checkpoint": "time/checkpoint_s"}
+"""Keys of what is shown apart, and left out of the bare step."""
+
 SYNC_TARGET = 0.01
 STARTUP_KEY = "time/startup_s"
 
@@ -42,10 +44,10 @@ def part_seconds(steps: list[dict[str, float]]) -> dict[str, list[float]]:
     """Seconds of each part by step; the parts add up to the step but for the loop's own code."""
     parts = {phase: [step[f"time/{phase}_s"] for step in steps] for phase in PHASES}
     parts["weight sync"] = [step["sync/push_s"] for step in steps]
-    for name in SEPARATE_HOOKS:
-        parts[name] = [step.get(f"time/hook/{name}_s", 0.0) for step in steps]
-    apart = ("weight sync", *SEPARATE_HOOKS)
-    rest = zip(parts.pop("sync"), *(parts[name] for name in apart), strict=True)
+    for name, key in SEPARATE.items():
+        parts[name] = [step.get(key, 0.0) for step in steps]
+    inside = ("weight sync", "evaluation")
+    rest = zip(parts.pop("sync"), *(parts[name] for name in inside), strict=True)
     parts["other hooks after sync"] = [max(0.0, total - sum(known)) for total, *known in rest]
     return parts
 
@@ -67,7 +69,7 @@ def summary(steps: list[dict[str, float]]) -> tuple[list[list[str]], dict[str, A
         values[name] = {"seconds": sum(seconds), "share": share, "median_s": median_s}
     median_s = statistics.median(step["time/step_s"] for step in steady)
     rows.append(["all", f"{total_s:.2f}", "100.00 %", f"{median_s:.3f} s"])
-    apart = [sum(step.get(f"time/hook/{n}_s", 0.0) for n in SEPARATE_HOOKS) for step in steps]
+    apart = [sum(step.get(key, 0.0) for key in SEPARATE.values()) for step in steps]
     bare_s = total_s - sum(apart)
     values["sync_share"] = values["weight sync"]["seconds"] / bare_s
     for phase in ("rollout", "train"):

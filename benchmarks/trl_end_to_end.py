@@ -96,7 +96,7 @@ def run_rollverify(
         "method.name": "on_policy",
         "run.seed": seed,
         "model.path": case.folder,
-        "data.train-file": case.train_file,
+        "data.train": case.train_file,
         "data.shuffle": "false",
         "rollout.prompts-per-step": case.groups,
         "rollout.group-size": case.group_size,

@@ -36,6 +36,29 @@ def killed_rank_error(rank: int, exitcode: int, timestamp: float) -> RankError |
     )
 
 
+def _report_at_once(folder: Path) -> None:
+    """Write the reports as soon as torchrun finds that ranks have ended.
+
+    It tells its caller only after it has ended the others, for which it waits up to 30 s; the
+    launcher, once a peer has reported the broken connection, has less patience and ends us all.
+    What torchrun itself ends afterwards is no cause and gets no report.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    capture = SubprocessContext._capture_process_failures
+
+    def capture_and_report(context: SubprocessContext, done_local_ranks: set[int]) -> None:
+        is_first = not context._failures
+        capture(context, done_local_ranks)
+        for local_rank, failure in context._failures.items() if is_first else ():
+            rank = int(context.envs[local_rank]["RANK"])
+            report = killed_rank_error(rank, failure.exitcode, float(failure.timestamp))
+            if report:
+                save_rank_error(report, folder)
+
+    SubprocessContext._capture_process_failures = capture_and_report  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def main(argv: Sequence[str]) -> int:
     """Run torchrun with these arguments; exit code 0, 1, or 128 + signal."""
     die_with_parent()
@@ -45,16 +68,14 @@ def main(argv: Sequence[str]) -> int:
 
     # Its warnings repeat, at length, what the ranks report themselves.
     logging.disable(logging.ERROR)
+    folder = os.environ.get(ERROR_DIR_VARIABLE)
+    if folder:
+        _report_at_once(Path(folder))
     try:
         torchrun.main(list(argv))
     except SignalException as stop:
         return 128 + int(stop.sigval)
-    except ChildFailedError as error:
-        folder = os.environ.get(ERROR_DIR_VARIABLE)
-        for rank, failure in error.failures.items():
-            report = killed_rank_error(rank, failure.exitcode, float(failure.timestamp))
-            if folder and report:
-                save_rank_error(report, Path(folder))
+    except ChildFailedError:
         return 1
     return 0
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from rollverify import run_folder
 from rollverify.config.check import check_world_size
 from rollverify.config.schema import Config
-from rollverify.data.prompts import Prompt
+from rollverify.data_parts import load_test, load_train
 from rollverify.errors import ConfigError
 from rollverify.hooks import HookPoint, HookRegistry
-from rollverify.inputs import ModelFolder, load_encoded, read_model_folder
+from rollverify.inputs import ModelFolder, read_model_folder
 from rollverify.metrics.audit_log import AuditLog
 from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.slot_log import SlotLog
@@ -31,9 +31,7 @@ from rollverify.parts import (
     make_policy_update,
     make_weight_sync,
 )
-from rollverify.prepare import TEST_FILE, TRAIN_FILE, base_folder, is_prepared
-from rollverify.rewards import REWARDS
-from rollverify.rollout.prompt_queue import EncodedPrompt
+from rollverify.prepare import base_folder, is_prepared
 from rollverify.rollout.weight_sync import WeightSync
 from rollverify.rollout_parts import (
     RolloutParts,
@@ -72,8 +70,7 @@ def build_run(argv: Sequence[str]) -> Run:
     config = loaded.config
     model = _model_folder(config)
     _check_experts(config, model)
-    prompts, encoded = _prompts(config, model, config.data.train_file, TRAIN_FILE)
-    test = _test_prompts(config, model)
+    (prompts, encoded), test = load_train(config, model), load_test(config, model)
     names = f"method {config.method.name}, loss {config.loss.name}, model {model.path}"
     logger.info("%s, %d training prompts, %d test prompts", names, len(prompts), len(test))
     rank, world_size = _join_ranks()
@@ -91,7 +88,6 @@ def build_run(argv: Sequence[str]) -> Run:
     set_mode(config, rollout.rollouter, window, first_step - 1)
     recorder = _recorder(config, folder, rank, world_size, first_step)
     weight_sync = make_weight_sync(config, engine, policy, model.vocab_size)
-    checkpointing = _checkpointing(config, checkpoint)
     stages = make_stages(
         config,
         rollout,
@@ -115,11 +111,10 @@ def build_run(argv: Sequence[str]) -> Run:
             stages,
             weight_sync,
             evaluation,
-            checkpointing,
         ),
         recorder=recorder,
         evaluation=evaluation,
-        checkpointing=checkpointing,
+        checkpointing=_checkpointing(config, checkpoint),
         engine=engine,
         save_in_flight=checkpoint.save_in_flight,
         export=lambda target: write_hf_folder(
@@ -149,7 +144,6 @@ def build_hooks(
     stages: Stages,
     weight_sync: WeightSync,
     evaluation: Evaluation | None,
-    checkpointing: Checkpointing,
 ) -> HookRegistry:
     """Register every hook; the order here is the order they run in."""
     hooks = HookRegistry()
@@ -171,7 +165,6 @@ def build_hooks(
     add(HookPoint.AFTER_WEIGHT_SYNC, "accounting", stages.accounting)
     add(HookPoint.AFTER_WEIGHT_SYNC, "throughput", Throughput(weight_sync=weight_sync))
     add(HookPoint.AFTER_WEIGHT_SYNC, "evaluation", evaluation)
-    add(HookPoint.AFTER_WEIGHT_SYNC, "checkpointing", checkpointing)
     return hooks
 
 
@@ -233,22 +226,6 @@ def _check_experts(config: Config, model: ModelFolder) -> None:
             f"parallelism.expert_parallel = {degree} must divide the {model.routing.num_experts} "
             f"experts of '{model.path}'"
         )
-
-
-def _prompts(
-    config: Config, model: ModelFolder, file: str, prepared_file: str
-) -> tuple[list[Prompt], list[EncodedPrompt]]:
-    path = Path(file) if file else base_folder(config.prepare) / prepared_file
-    reward = REWARDS[config.data.reward]
-    return load_encoded(path, model, config.rollout.max_prompt_tokens, reward)
-
-
-def _test_prompts(config: Config, model: ModelFolder) -> list[EncodedPrompt]:
-    """The test problems in use; none where evaluation is off."""
-    if not config.evaluation.enable:
-        return []
-    _, encoded = _prompts(config, model, config.data.test_file, TEST_FILE)
-    return encoded[: config.evaluation.num_problems]
 
 
 def _checkpointing(config: Config, checkpoint: RunCheckpoint) -> Checkpointing:

@@ -7,11 +7,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from rollverify.data.prompts import Prompt, encode_prompts, load_prompts
+from rollverify.data.encoding import EncodedText, encode_prompts
+from rollverify.data.prompts import Prompt, read_prompt_set
+from rollverify.data.sources import PromptSource
+from rollverify.data.templates import ChatTemplate
 from rollverify.errors import ConfigError, DataError
 from rollverify.rewards import Reward
 from rollverify.rollout.model_config import NUM_EXPERTS_KEYS, has_experts
@@ -147,35 +150,55 @@ def _stop_token_id(
 
 
 def load_encoded(
-    file: Path, model: ModelFolder, max_prompt_tokens: int, reward: Reward
+    source: PromptSource | Path,
+    model: ModelFolder,
+    max_prompt_tokens: int,
+    reward: Reward,
+    *,
+    long_prompts: Literal["error", "drop"] = "error",
+    chat: ChatTemplate | None = None,
 ) -> tuple[list[Prompt], list[EncodedPrompt]]:
-    """Prompts of a file with their token ids and graders.
+    """Prompts of a source with their token ids and graders.
 
     Args:
-        file: JSON lines.
+        source: where they are; a path is a file with the columns "prompt" and "answer".
         model: tokenizer and decoder.
         max_prompt_tokens: longest prompt allowed.
         reward: scores a decoded response.
+        long_prompts: whether a longer one is an error or is dropped and counted.
+        chat: the model's chat template, if prompts go through it.
 
     Returns:
-        (prompts, encoded prompts), in file order.
+        (prompts, encoded prompts), in the order of the source.
 
     Raises:
-        DataError: see `load_prompts` and `encode_prompts`; or an answer that nothing could match.
+        DataError: see `read_prompt_set` and `encode_prompts`; or an answer that nothing could
+            match.
     """
-    prompts = load_prompts(file)
-    ids = encode_prompts(prompts, model.tokenizer, max_prompt_tokens, file)
-    for prompt in prompts:
-        reward(prompt, "")
+    if isinstance(source, Path):
+        source = PromptSource(location=source)
+    prompt_set = read_prompt_set(source, chat.render if chat else None)
+    texts = encode_prompts(
+        prompt_set, model.tokenizer, max_prompt_tokens, long_prompts=long_prompts
+    )
+    for text in texts:
+        _check_answer(text, reward)
     encoded = [
         EncodedPrompt(
-            token_ids=tuple(row),
-            grade=_grader(prompt, reward, model.decode),
+            token_ids=text.token_ids,
+            grade=_grader(text.prompt, reward, model.decode),
             prompt_index=index,
         )
-        for index, (prompt, row) in enumerate(zip(prompts, ids, strict=True))
+        for index, text in enumerate(texts)
     ]
-    return prompts, encoded
+    return [text.prompt for text in texts], encoded
+
+
+def _check_answer(text: EncodedText, reward: Reward) -> None:
+    try:
+        reward(text.prompt, "")
+    except DataError as error:
+        raise DataError(f"{text.place}: {error}") from error
 
 
 def _grader(

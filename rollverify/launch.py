@@ -4,10 +4,15 @@ It imports no torch, so a typo in a config costs a second. It owns every process
 reach them once, and none outlives it. One rank is a plain child; more ranks go through torchrun.
 """
 
+import signal
+
+if __name__ == "__main__":
+    # While the rest is loaded Ctrl-C ends us without a traceback: nothing is started yet.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import math
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile

@@ -4,10 +4,11 @@ Reads the run folder's metrics.jsonl, so a resumed run reports all of its steps.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollverify.metrics.names import hook_time_key, phase_time_key
-from rollverify.metrics.recorder import METRICS_FILE
+from rollverify.metrics.recorder import METRICS_FILE, TENSORBOARD_FOLDER
 from rollverify.metrics.table import summary_table
 
 PHASES = ("rollout", "train", "verify", "sync")
@@ -36,28 +37,31 @@ def _accuracy_rows(results: dict[int, dict[str, float]]) -> list[list[str]]:
     return rows
 
 
-def _time_rows(steps: list[dict[str, float]]) -> list[list[str]]:
-    total = sum(step.get("time/step_s", 0.0) for step in steps)
+def _time_rows(steps: list[dict[str, float]], unlogged_s: Mapping[str, float]) -> list[list[str]]:
+    total = sum(step.get("time/step_s", 0.0) for step in steps) + sum(unlogged_s.values())
     rows = [["phase", "seconds", "share"]]
     parts = {phase: sum(s.get(phase_time_key(phase), 0.0) for s in steps) for phase in PHASES}
-    hooks = {
-        name: sum(s.get(hook_time_key(name), 0.0) for s in steps)
-        for name in ("evaluation", "checkpointing")
-    }
-    parts["sync"] -= sum(hooks.values())
-    parts |= hooks
+    parts["evaluation"] = sum(step.get(hook_time_key("evaluation"), 0.0) for step in steps)
+    parts["sync"] -= parts["evaluation"]
+    parts["checkpoint"] = sum(step.get(phase_time_key("checkpoint"), 0.0) for step in steps)
+    parts["checkpoint"] += unlogged_s.get("checkpoint", 0.0)
     for name, seconds in parts.items():
         rows.append([name, f"{seconds:.1f}", _percent(seconds / total) if total else "-"])
     rows.append(["all", f"{total:.1f}", _percent(1.0) if total else "-"])
     return rows
 
 
-def final_report(folder: Path, results: dict[int, dict[str, float]]) -> str:
+def final_report(
+    folder: Path,
+    results: dict[int, dict[str, float]],
+    unlogged_s: Mapping[str, float],
+) -> str:
     """Print the table and keep it as report.txt in the run folder.
 
     Args:
         folder: of the run.
         results: evaluation metrics by step; empty where evaluation was off.
+        unlogged_s: seconds by phase of what followed the last line, such as its checkpoint.
 
     Returns:
         The text.
@@ -67,8 +71,10 @@ def final_report(folder: Path, results: dict[int, dict[str, float]]) -> str:
     parts = []
     if results:
         parts.append(summary_table(_accuracy_rows(results)))
-    parts.append(summary_table(_time_rows(steps)))
-    parts.append(f"run folder: {folder}   (tensorboard --logdir {folder}/tb)")
+    parts.append(summary_table(_time_rows(steps, unlogged_s)))
+    events = folder / TENSORBOARD_FOLDER
+    hint = f"   (tensorboard --logdir {events})" if events.is_dir() else ""
+    parts.append(f"run folder: {folder}{hint}")
     text = "\n\n".join(parts)
     (folder / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
     print(text, flush=True)

@@ -110,7 +110,8 @@ class Run:
             self.export(self.folder / "model")
         self.stop.done()
         if self.rank == 0:
-            final_report(self.folder, self.evaluation.results if self.evaluation else {})
+            results = self.evaluation.results if self.evaluation else {}
+            final_report(self.folder, results, self.recorder.unlogged_s)
         return 0
 
     def save_after_failure(self) -> None:

@@ -47,7 +47,11 @@ def train(run: "Run") -> None:
             run.weight_sync.push(state.policy_version)
             hooks.run(HookPoint.AFTER_WEIGHT_SYNC, state)
 
+        # Last: a resumed run keeps the lines up to its checkpoint, so they are on disk before it.
         recorder.log(state)
+        if run.checkpointing.is_due(step):
+            with recorder.phase("checkpoint"):
+                run.checkpointing.save(step)
 
 
 def train_to_end(run: "Run") -> int:

@@ -58,3 +58,10 @@ class FakeRun:
 
     def load_rank(self, path: Path) -> None:
         self.own = json.loads((path / f"rank-{self.rank}.json").read_text())
+
+
+def flip_a_bit(file: Path) -> None:
+    """In the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)

@@ -85,12 +85,25 @@ def _in_checkpoint(step: int) -> None:
     _wrap(FileSystemWriter, "finish", complete)
 
 
+def _after_checkpoint(step: int) -> None:
+    """When a checkpoint has just become complete."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    def complete(original: Any, writer: Any, *args: Any, **kwargs: Any) -> None:
+        original(writer, *args, **kwargs)
+        if str(writer.path).endswith(f"step-{step}"):
+            _die()
+
+    _wrap(FileSystemWriter, "finish", complete)
+
+
 PLACES = {
     "rollout": _in_rollout,
     "train": _in_train,
     "verify": _in_verify,
     "sync": _in_sync,
     "checkpoint": _in_checkpoint,
+    "saved": _after_checkpoint,
 }
 
 

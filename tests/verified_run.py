@@ -88,6 +88,17 @@ def update(pair: Pair, routing: RoutingShape | None = None) -> PolicyUpdate:
     )
 
 
+def scorer_of(pair: Pair, routing: RoutingShape | None = None) -> TrajectoryScorer:
+    """Replays recorded experts if it is given their shape."""
+    return TrajectoryScorer(
+        trainer=pair.trainer,
+        micro_batch_tokens=512,
+        temperature=TEMPERATURE,
+        data_group=None,
+        routing=routing,
+    )
+
+
 class Run:
     """Rollouter, scorer and stages on one pair, with the paper's thresholds (segment, token).
 
@@ -106,13 +117,7 @@ class Run:
         self.pair = pair
         self.buffer = TrajectoryBuffer(group_size=2)
         self.rollouter = make_rollouter(pair, self.buffer, on_resume if routing else None)
-        scorer = TrajectoryScorer(
-            trainer=pair.trainer,
-            micro_batch_tokens=512,
-            temperature=TEMPERATURE,
-            data_group=None,
-            routing=routing,
-        )
+        scorer = scorer_of(pair, routing)
         self.anchors = AnchorScoring(scorer)
         self.scoring = OpsScoring(
             scorer=scorer, reference=reference, symmetric=False, data_group=None

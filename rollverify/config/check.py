@@ -9,6 +9,7 @@ import math
 import re
 from typing import TYPE_CHECKING, cast
 
+from rollverify.config.data_rules import check_data_rules
 from rollverify.config.loss_rules import check_loss_rules
 from rollverify.config.rule_error import RuleError
 from rollverify.errors import ConfigError
@@ -39,7 +40,7 @@ def check_rules(config: Config) -> None:
         RuleError: naming the first broken rule, its values and the cure.
     """
     _check_names(config)
-    _check_data(config)
+    check_data_rules(config)
     _check_sampling(config)
     _check_sizes(config)
     _check_dynamic_sampling(config)
@@ -63,16 +64,6 @@ def _check_names(config: Config) -> None:
     ):
         if not value.strip():
             raise RuleError((key,), f"{key} must name a folder, got {value!r}")
-
-
-def _check_data(config: Config) -> None:
-    data = config.data
-    if data.train_file and not data.test_file and config.evaluation.enable:
-        raise RuleError(
-            ("data.train_file", "data.test_file"),
-            "data.train_file is set but data.test_file is not, so accuracy would be measured on "
-            "another task; set data.test_file or evaluation.enable = false",
-        )
 
 
 def _check_sampling(config: Config) -> None:

@@ -6,9 +6,10 @@ Nothing here reads files.
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rollverify.config.check import check_rules
+from rollverify.config.data_table import DataConfig
 from rollverify.config.loss_tables import (
     AdvantageConfig,
     CorrectionConfig,
@@ -51,20 +52,6 @@ class ModelConfig(Table):
 
     path: str = ""
     """Hugging Face folder (config, tokenizer, safetensors); "" trains the prepared base model."""
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class DataConfig(Table):
-    """Prompts and their reward."""
-
-    train_file: str = ""
-    """JSON lines file of training prompts; "" takes the prepared problems."""
-    test_file: str = ""
-    """JSON lines file of test prompts; "" takes the prepared problems."""
-    shuffle: bool = True
-    """Whether training prompts are put in a new order, derived from the seed, in each pass."""
-    reward: Literal["exact_answer"] = "exact_answer"
-    """exact_answer: 1 if the response's answer equals the prompt's, else 0."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

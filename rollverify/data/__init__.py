@@ -1,1 +1,1 @@
-"""Prompts: the JSON-lines format, reading it with clear errors, and a resumable loader."""
+"""Prompts: where they come from, reading them with clear errors, and a resumable loader."""

@@ -96,7 +96,7 @@ class PromptLoader:
             ConfigError: if there are no prompts or `batch_size` < 1.
         """
         if not prompts:
-            raise ConfigError("the prompt set is empty; give data.train_file at least one line")
+            raise ConfigError("the prompt set is empty; give data.train at least one line")
         if batch_size < 1:
             raise ConfigError(f"a batch needs at least 1 prompt, got {batch_size}")
         self._prompts = list(prompts)

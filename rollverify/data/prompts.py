@@ -1,20 +1,27 @@
-"""The prompt record, its JSON-lines file format, and its encoding to token ids.
+"""The prompt record, a whole set of them read from a source, and the project's own file format.
 
-One JSON object per line: "prompt" (text given to the model), "answer" (what the reward compares
-with) and optionally "id" (text or integer, default the line number). Other keys are ignored.
-This module does not choose the order of prompts (see `loader.py`) and imports no torch.
+A file of one's own has one JSON object per line: "prompt", "answer" and optionally "id" (text or
+integer, default the line number); other keys are ignored. Other sources are described by
+`sources.py`. This module does not choose the order of prompts (see `loader.py`), does not turn
+them into tokens (see `encoding.py`), and imports no torch.
 """
 
+import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer
-
+from rollverify.data.columns import answer_of, id_of, prompt_of
+from rollverify.data.hub import read_hub_rows
+from rollverify.data.row_files import EXAMPLE, PlacedRow, read_rows
+from rollverify.data.sources import PromptSource
+from rollverify.data.templates import fill, unfill
 from rollverify.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -22,11 +29,34 @@ class Prompt:
     """One problem as the loop sees it."""
 
     prompt_id: str
-    """Unique within a file."""
+    """Unique within a set."""
     text: str
-    """Exactly what is tokenised; no template is added."""
+    """Exactly what is tokenised: the problem with every template around it."""
     answer: str
     """The reward function decides what it means."""
+    problem: str = ""
+    """The problem without any template; "" if it is `text` itself."""
+
+    @property
+    def bare_text(self) -> str:
+        """The problem alone, to be compared with other problems."""
+        return self.problem or self.text
+
+
+@dataclass(kw_only=True, slots=True)
+class PromptSet:
+    """The prompts of a source, in its order."""
+
+    prompts: list[Prompt] = field(default_factory=list[Prompt])
+    """At least one; ids are unique."""
+    places: list[str] = field(default_factory=list[str])
+    """Where each stands, for messages: "file:LINE" or "dataset, row ROW"."""
+    num_rows: int = 0
+    """Rows read, duplicates included."""
+    num_duplicates: int = 0
+    """Rows whose problem had occurred before, but for white space."""
+    num_contradictions: int = 0
+    """Of these, rows with another answer than the first."""
 
 
 def write_jsonl(path: str | os.PathLike[str], prompts: Iterable[Prompt]) -> None:
@@ -59,141 +89,110 @@ def write_jsonl(path: str | os.PathLike[str], prompts: Iterable[Prompt]) -> None
 
 
 def load_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
-    """Read a prompt file, in the order of its lines.
-
-    Prompt i comes from line i + 1: blank lines are refused except at the end of the file.
+    """Read a prompt file of one's own, in the order of its lines.
 
     Args:
-        path: JSON-lines file, UTF-8.
+        path: file with the columns "prompt" and "answer", see `row_files.read_rows`.
 
     Returns:
         At least one prompt; ids are unique.
 
     Raises:
-        DataError: one line naming the file, the line, the key and the cure, if the file is missing,
-            unreadable or empty, a line is not a JSON object, a key is missing, empty or of the
-            wrong type, or an id occurs twice.
+        DataError: see `read_prompt_set`.
     """
-    lines = _read_text(path).split("\n")
-    while lines and not lines[-1].strip():
-        lines.pop()
-    if not lines:
-        raise DataError(f'{path} is empty; give it lines like {{"prompt": "...", "answer": "..."}}')
-    prompts: list[Prompt] = []
-    line_of: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        prompt = _parse_line(line, number, f"{path}:{number}")
-        first = line_of.setdefault(prompt.prompt_id, number)
-        if first != number:
-            raise DataError(
-                f"{path}:{number}: id {prompt.prompt_id!r} is already used on line {first}; "
-                "make ids unique (a line without an id uses its line number)"
-            )
-        prompts.append(prompt)
-    return prompts
+    return read_prompt_set(PromptSource(location=Path(path))).prompts
 
 
-def encode_prompts(
-    prompts: Sequence[Prompt],
-    tokenizer: Tokenizer,
-    max_prompt_tokens: int,
-    path: str | os.PathLike[str],
-) -> list[list[int]]:
-    """Token ids of every prompt, without any special token added (no BOS).
+def read_prompt_set(source: PromptSource, wrap: Callable[[str], str] | None = None) -> PromptSet:
+    """Read all prompts of a source, in its order.
 
     Args:
-        prompts: as `load_prompts` returned them, so that prompt i is line i + 1 of `path`.
-        tokenizer: tokenizer of the model that gets the ids.
-        max_prompt_tokens: longest prompt allowed, in tokens.
-        path: file the prompts came from, for messages only.
+        source: where they are and how they are worded.
+        wrap: puts the model's chat template around a worded problem; None for none.
 
     Returns:
-        One list of 1..max_prompt_tokens ids per prompt.
+        The set; what was counted is logged too.
 
     Raises:
-        DataError: naming file and line, if a prompt is too long, gives no token, or holds a
-            character the tokenizer does not know.
+        DataError: one line naming the file, the line, the key and the cure, if the source is
+            missing, unreadable or empty, a line is not a JSON object, a key is missing, empty or
+            of the wrong type, an answer is not of its format, or an id occurs twice.
     """
-    encoded: list[list[int]] = []
-    for number, prompt in enumerate(prompts, start=1):
-        where = f"{path}:{number}"
-        try:
-            ids = tokenizer.encode(prompt.text, add_special_tokens=False).ids
-        except (
-            Exception
-        ) as error:  # `tokenizers` raises the bare class, e.g. for unknown characters
+    found = PromptSet()
+    first_of: dict[bytes, tuple[str, str]] = {}
+    place_of_id: dict[str, str] = {}
+    for row in _rows_of(source):
+        found.num_rows += 1
+        problem = unfill(source.taken_off, prompt_of(row, source.columns))
+        answer = answer_of(row, source.columns, source.answer_format)
+        key = hashlib.blake2b(" ".join(problem.split()).encode(), digest_size=16).digest()
+        first_answer, first_place = first_of.setdefault(key, (answer, row.place))
+        if first_place != row.place:
+            _count_duplicate(found, row.place, first_place, is_same=first_answer == answer)
+            if source.drop_duplicates:
+                continue
+        prompt = _worded(row, problem, answer, source, wrap)
+        used = place_of_id.setdefault(prompt.prompt_id, row.place)
+        if used != row.place:
             raise DataError(
-                f"{where}: the tokenizer cannot encode the prompt ({error}); "
-                "use only characters of the model's vocabulary"
-            ) from error
-        if not ids:
-            raise DataError(f"{where}: the prompt gives no token; write a prompt or drop the line")
-        if len(ids) > max_prompt_tokens:
-            raise DataError(
-                f"{where}: the prompt has {len(ids)} tokens, more than "
-                f"rollout.max_prompt_tokens = {max_prompt_tokens}; raise that or drop the line"
+                f"{row.place}: id {prompt.prompt_id!r} is already used by {used}; make ids unique "
+                "(a line without an id uses its line number), or set data.duplicates = 'drop' if "
+                "whole prompts repeat"
             )
-        encoded.append(ids)
-    return encoded
+        found.prompts.append(prompt)
+        found.places.append(row.place)
+    if not found.prompts:
+        raise DataError(f"{source.location} is empty; give it lines like {EXAMPLE}")
+    _report_duplicates(found, source)
+    return found
 
 
-def _read_text(path: str | os.PathLike[str]) -> str:
-    try:
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise DataError(
-            f"prompt file {path} does not exist; check data.train_file and data.test_file"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8"
-        ) from error
-    except OSError as error:
-        raise DataError(
-            f"cannot read prompt file {path}: {error.strerror}; give a readable JSON-lines file"
-        ) from error
+def _rows_of(source: PromptSource) -> Iterator[PlacedRow]:
+    names = source.columns.names()
+    if isinstance(source.location, Path):
+        return read_rows(source.location, names)
+    return read_hub_rows(source.location, names, local_form=source.local_form)
 
 
-def _parse_line(line: str, number: int, where: str) -> Prompt:
-    if not line.strip():
-        raise DataError(f"{where}: blank line; remove it")
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{where}: not valid JSON ({error.msg}, column {error.colno}); "
-            "write one JSON object per line"
-        ) from error
-    except (ValueError, RecursionError) as error:  # numbers of > 4,300 digits, nesting too deep
-        raise DataError(
-            f"{where}: JSON too large to read; write one flat object per line"
-        ) from error
-    if not isinstance(row, dict):
-        raise DataError(
-            f"{where}: expected a JSON object, got {type(row).__name__}; "
-            'write {"prompt": "...", "answer": "..."}'
-        )
-    prompt_id = row.get("id", number)
-    if isinstance(prompt_id, bool) or not isinstance(prompt_id, str | int):
-        raise DataError(f"{where}: 'id' must be a string or an integer, got {_shown(prompt_id)}")
+def _worded(
+    row: PlacedRow,
+    problem: str,
+    answer: str,
+    source: PromptSource,
+    wrap: Callable[[str], str] | None,
+) -> Prompt:
+    text = fill(source.template, problem)
+    if wrap is not None:
+        try:
+            text = wrap(text)
+        except DataError as error:
+            raise DataError(f"{row.place}: {error}") from error
     return Prompt(
-        prompt_id=str(prompt_id),
-        text=_text_value(row, "prompt", where),
-        answer=_text_value(row, "answer", where),
+        prompt_id=id_of(row, source.columns),
+        text=text,
+        answer=answer,
+        problem="" if text == problem else problem,
     )
 
 
-def _text_value(row: dict[str, Any], key: str, where: str) -> str:
-    if key not in row:
-        found = ", ".join(repr(name)[:40] for name in list(row)[:8]) or "none"
-        raise DataError(f"{where}: key {key!r} is missing; add it (keys found: {found})")
-    value = row[key]
-    if not isinstance(value, str):
-        raise DataError(f"{where}: {key!r} must be a string, got {_shown(value)}; put it in quotes")
-    if not value.strip():
-        raise DataError(f"{where}: {key!r} is empty; fill it in or drop the line")
-    return value
+def _count_duplicate(found: PromptSet, place: str, first_place: str, *, is_same: bool) -> None:
+    found.num_duplicates += 1
+    if is_same:
+        return
+    found.num_contradictions += 1
+    if found.num_contradictions <= 3:
+        logger.warning("%s: the same prompt as %s with another answer", place, first_place)
 
 
-def _shown(value: object) -> str:
-    return f"{type(value).__name__} {str(value)[:40]}"
+def _report_duplicates(found: PromptSet, source: PromptSource) -> None:
+    if not found.num_duplicates:
+        return
+    logger.info(
+        "%s: %d of %d rows of %s repeat an earlier prompt (%d with another answer) and are %s",
+        source.setting,
+        found.num_duplicates,
+        found.num_rows,
+        source.location,
+        found.num_contradictions,
+        "dropped" if source.drop_duplicates else "kept (data.duplicates)",
+    )

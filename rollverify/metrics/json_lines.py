@@ -13,7 +13,7 @@ from typing import Any, TextIO
 logger = logging.getLogger(__name__)
 
 
-def open_for_resume(path: Path, resume_step: int) -> TextIO:
+def open_for_resume(path: Path, resume_step: int, *, every_step: bool) -> TextIO:
     """Keep the lines up to the resumed step, drop later ones and a torn last line, and append.
 
     The file is replaced in one move, so that a kill leaves the old lines or the new ones.
@@ -21,6 +21,7 @@ def open_for_resume(path: Path, resume_step: int) -> TextIO:
     Args:
         path: the file; made if missing.
         resume_step: last step that is kept; 0 for a new run.
+        every_step: each step has a line; one warning says if any is missing.
 
     Returns:
         The file, open at its end; the caller closes it.
@@ -29,15 +30,26 @@ def open_for_resume(path: Path, resume_step: int) -> TextIO:
         OSError: if it cannot be written.
     """
     kept: list[str] = []
+    missing = set(range(1, resume_step + 1)) if every_step else set()
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                is_kept = json.loads(line)["step"] <= resume_step
+                step = json.loads(line)["step"]
+                is_kept = step <= resume_step
             except (ValueError, KeyError, TypeError):
                 logger.warning("dropping a damaged line of %s", path)
                 continue
             if is_kept:
                 kept.append(line + "\n")
+                missing.discard(step)
+    if missing:
+        logger.warning(
+            "%s lacks %d of the %d steps so far, step %d the first; reports will lack them too",
+            path,
+            len(missing),
+            resume_step,
+            min(missing),
+        )
     rewritten = path.with_suffix(".tmp")
     rewritten.write_text("".join(kept), encoding="utf-8")
     os.replace(rewritten, path)
@@ -47,13 +59,16 @@ def open_for_resume(path: Path, resume_step: int) -> TextIO:
 class JsonLines:
     """A file of JSON lines, one or more per step. One per process; only rank 0 writes."""
 
-    def __init__(self, path: Path, *, rank: int, resume_step: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, rank: int, resume_step: int = 0, every_step: bool = False
+    ) -> None:
         """Open the file on rank 0; what it holds of steps after `resume_step` is dropped.
 
         Args:
             path: the file; its folder is made if missing.
             rank: this process's global rank.
             resume_step: last step that is kept from an earlier process; 0 for a new run.
+            every_step: see `open_for_resume`.
 
         Raises:
             OSError: if it cannot be written.
@@ -61,7 +76,7 @@ class JsonLines:
         self._file: TextIO | None = None
         if rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open_for_resume(path, resume_step)
+            self._file = open_for_resume(path, resume_step, every_step=every_step)
 
     def append(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Append the lines of a step and flush them.

@@ -122,8 +122,9 @@ METRICS: dict[str, Metric] = {
     "time/rollout_s": Metric("s", "rollout phase with its hooks"),
     "time/train_s": Metric("s", "train phase with its hooks"),
     "time/verify_s": Metric("s", "verify phase, which is its hooks"),
-    "time/sync_s": Metric("s", "sync phase with its hooks (evaluation, checkpointing)"),
-    "time/step_s": Metric("s", "from the start of the first phase to the log line"),
+    "time/sync_s": Metric("s", "sync phase with its hooks (evaluation)"),
+    "time/checkpoint_s": Metric("s", "checkpoint of the step before, written after its line"),
+    "time/step_s": Metric("s", "from the first phase to the line, with the checkpoint before it"),
     "time/hook/<name>_s": Metric("s", "one hook"),
     # Test set.
     "eval/greedy_accuracy": Metric("share", "right answers with greedy decoding"),

@@ -75,6 +75,8 @@ class Recorder:
         self._total_steps = total_steps
         self._resume_step = resume_step
         self._step_start_s: float | None = None
+        self.unlogged_s: dict[str, float] = {}
+        """Seconds by phase of what followed the newest line; the next one carries them."""
         self._is_writer = rank == 0
         self._writer: SummaryWriter | None = None
         self._metrics_file: TextIO | None = None
@@ -82,7 +84,7 @@ class Recorder:
         if not self._is_writer:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._metrics_file = open_for_resume(folder / METRICS_FILE, resume_step)
+        self._metrics_file = open_for_resume(folder / METRICS_FILE, resume_step, every_step=True)
         if tensorboard:
             self._writer = _open_tensorboard(folder / TENSORBOARD_FOLDER, resume_step)
         logger.info("recording to %s (world size %d)", folder, world_size)
@@ -92,8 +94,13 @@ class Recorder:
             )
 
     @contextmanager
-    def phase(self, name: str, state: StepState) -> Generator[None]:
-        """Time a phase into `state.phase_s` and the metric `time/<name>_s`, also if it fails."""
+    def phase(self, name: str, state: StepState | None = None) -> Generator[None]:
+        """Time a phase into `state.phase_s` and the metric `time/<name>_s`, also if it fails.
+
+        Args:
+            name: of the phase.
+            state: the iteration's; None for what follows its line, which the next line carries.
+        """
         start_s = time.perf_counter()
         if self._step_start_s is None:
             self._step_start_s = start_s
@@ -102,13 +109,16 @@ class Recorder:
         try:
             yield
         finally:
-            state.phase_s[name] = time.perf_counter() - start_s
-            state.metrics[phase_time_key(name)] = state.phase_s[name]
+            seconds = self.unlogged_s if state is None else state.phase_s
+            seconds[name] = time.perf_counter() - start_s
+            if state is not None:
+                state.metrics[phase_time_key(name)] = state.phase_s[name]
 
     def log(self, state: StepState) -> None:
         """Write the step's metrics and flush them, so that a kill right after loses nothing.
 
-        Adds `time/step_s`, the time since the first phase of the step began.
+        Adds `time/step_s`, the time since the first phase of the step began, and the seconds of
+        what followed the line before.
 
         Args:
             state: the iteration's state; metrics already reduced over ranks.
@@ -125,6 +135,9 @@ class Recorder:
         if self._step_start_s is not None:
             state.metrics["time/step_s"] = time.perf_counter() - self._step_start_s
             self._step_start_s = None
+        state.phase_s = {**self.unlogged_s, **state.phase_s}
+        state.metrics |= {phase_time_key(name): s for name, s in self.unlogged_s.items()}
+        self.unlogged_s = {}
         if self._metrics_file is not None:
             self._metrics_file.write(_json_line(state))
             self._metrics_file.flush()

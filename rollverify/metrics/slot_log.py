@@ -20,7 +20,9 @@ class SlotLog:
 
     def __init__(self, folder: Path, *, rank: int, resume_step: int = 0) -> None:
         """Open the file in the run's folder, see `JsonLines`."""
-        self._lines = JsonLines(folder / SLOTS_FILE, rank=rank, resume_step=resume_step)
+        self._lines = JsonLines(
+            folder / SLOTS_FILE, rank=rank, resume_step=resume_step, every_step=True
+        )
 
     def write(self, step: int, active: Sequence[int], lengths: Sequence[int]) -> None:
         """Append the line of a step and flush it.

@@ -1,12 +1,13 @@
-"""Periodic checkpoints. Runs last at AFTER_WEIGHT_SYNC: a checkpoint holds a whole step."""
+"""Periodic checkpoints. No hook: a step is saved when its lines are written, so after all hooks.
+
+Does not decide what a checkpoint holds.
+"""
 
 from collections.abc import Callable
 
-from rollverify.state import StepState
-
 
 class Checkpointing:
-    """Hook: saves every so many steps and after the last one."""
+    """Saves every so many steps and after the last one, each step once."""
 
     def __init__(self, *, save: Callable[[int], None], every_steps: int, last_step: int) -> None:
         """Set up.
@@ -22,12 +23,11 @@ class Checkpointing:
         self.saved_step = 0
         """Newest step saved by this process; 0 for none."""
 
-    def __call__(self, state: StepState) -> None:
-        """Save when it is due. Collective: yes, over the world."""
+    def is_due(self, step: int) -> bool:
+        """Whether the step is to be saved; the same on every rank."""
         if not self._every_steps:
-            return
-        if state.step % self._every_steps == 0 or state.step == self._last_step:
-            self.save(state.step)
+            return False
+        return step % self._every_steps == 0 or step == self._last_step
 
     def save(self, step: int) -> None:
         """Save now, unless this step is saved. Collective: yes, over the world."""

@@ -18,7 +18,7 @@ def mean_at_key(record: RunRecord) -> str:
 def num_problems(record: RunRecord) -> int:
     """Test problems in use, as far as the config tells."""
     asked = int(record.setting("evaluation.num_problems") or 0)
-    if record.setting("data.test_file"):
+    if record.setting("data.test"):
         return asked
     return min(asked, int(record.setting("prepare.num_test_problems") or asked))
 
@@ -123,7 +123,7 @@ def sync_s(step: dict[str, float]) -> float | None:
     """Seconds of the sync phase without evaluation and checkpoints."""
     if "time/sync_s" not in step:
         return None
-    hooks = ("evaluation", "checkpointing")
+    hooks = ("evaluation", "checkpointing")  # the second in records of earlier versions only
     return step["time/sync_s"] - sum(step.get(hook_time_key(name), 0.0) for name in hooks)
 
 

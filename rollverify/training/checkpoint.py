@@ -1,8 +1,8 @@
 """Save and resume a run: each rank's own part, then model, optimizer, schedule and loop (DCP).
 
 A checkpoint is complete once DCP has written its `.metadata`, which it does last; only complete
-ones are ever loaded, and a run that dies inside a save resumes from the one before. What a rank's
-own part holds is not decided here.
+ones are ever loaded, and a run that dies inside a save resumes from the one before. Then come the
+digests of its files. What a rank's own part holds is not decided here.
 """
 
 import json
@@ -20,11 +20,18 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.stateful import Stateful
 
 from rollverify.errors import CheckpointError
+from rollverify.training.agreement import from_rank_0, on_every_rank, one_line, rank_and_size
+from rollverify.training.checkpoint_digests import (
+    METADATA_FILE,
+    check_digests,
+    digests_of_rank,
+    write_digests,
+)
 
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 2
-COMPLETE_FILE = ".metadata"
+COMPLETE_FILE = METADATA_FILE
 _STEP_FOLDER = re.compile(r"step-(\d+)")
 
 
@@ -146,7 +153,7 @@ class RunCheckpoint:
             CheckpointError: on every rank, if one of them cannot write.
         """
         path = self._folder / f"step-{step}"
-        is_complete = _from_rank_0(step in complete_steps(self._folder))
+        is_complete = from_rank_0(step in complete_steps(self._folder))
         if is_complete:
             logger.info("%s is complete already", path)
             return
@@ -154,11 +161,12 @@ class RunCheckpoint:
             shutil.rmtree(path, ignore_errors=True)
         if dist.is_initialized():
             dist.barrier()
-        _on_every_rank(lambda: self._write_rank(path))
+        on_every_rank(lambda: self._write_rank(path))
         try:
             self._checkpointer.save(step)
         except (OSError, CheckpointException) as error:
             raise self._cannot_write(error) from error
+        self._write_digests(path)
         if self._rank == 0:
             self._delete_old(step)
 
@@ -175,8 +183,8 @@ class RunCheckpoint:
             CheckpointError: on every rank, if one of them cannot write.
         """
         path = self._folder / f"step-{step}"
-        if _from_rank_0(step in complete_steps(self._folder)):
-            _on_every_rank(lambda: self._write_rank(path))
+        if from_rank_0(step in complete_steps(self._folder)):
+            on_every_rank(lambda: self._write_rank(path))
         else:
             self.save(step)
 
@@ -187,9 +195,17 @@ class RunCheckpoint:
         except OSError as error:
             raise self._cannot_write(error) from error
 
+    def _write_digests(self, path: Path) -> None:
+        rank, _ = rank_and_size()
+        parts = on_every_rank(lambda: digests_of_rank(path, rank))
+        try:
+            on_every_rank(lambda: write_digests(path, parts) if rank == 0 else None)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
     def _cannot_write(self, error: BaseException) -> CheckpointError:
         return CheckpointError(
-            f"{self._folder} cannot be written ({_reason(error)}); free space or choose another "
+            f"{self._folder} cannot be written ({one_line(error)}); free space or choose another "
             "run.output_dir"
         )
 
@@ -223,6 +239,7 @@ class RunCheckpoint:
             raise CheckpointError(
                 f"{path} lies beyond training.steps = {last_step}; resume with at least {steps[-1]}"
             )
+        on_every_rank(lambda: check_digests(path, *rank_and_size()))
         self._check_model(path)
         try:
             self._checkpointer.load(steps[-1])
@@ -230,9 +247,10 @@ class RunCheckpoint:
             raise
         except _READ_ERRORS as error:
             raise CheckpointError(
-                f"{path} cannot be read ({_reason(error)}); delete it to resume from the one before"
+                f"{path} cannot be read ({one_line(error)}); delete it to resume from the one "
+                "before"
             ) from error
-        _on_every_rank(lambda: self._load_rank(path))
+        on_every_rank(lambda: self._load_rank(path))
         logger.info("resumed from %s", path)
         return steps[-1]
 
@@ -253,40 +271,3 @@ class RunCheckpoint:
                     f"{path} belongs to another model: {name} is {found or 'missing'} there and "
                     f"{shape} in this run; resume with the model it was trained from"
                 )
-
-
-def _from_rank_0(value: bool) -> bool:
-    """Rank 0's value: other ranks may see a shared folder late."""
-    if not dist.is_initialized():
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def _on_every_rank(action: Callable[[], None]) -> None:
-    """Run `action` and learn whether it failed on any rank, so that none waits for one that did."""
-    failure: Exception | None = None
-    try:
-        action()
-    except Exception as error:
-        failure = error
-    if dist.is_initialized():
-        reasons: list[str | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(reasons, None if failure is None else _reason(failure))
-    else:
-        reasons = []
-    if failure is not None:
-        raise failure
-    for rank, reason in enumerate(reasons):
-        if reason is not None:
-            raise CheckpointError(f"rank {rank}: {reason}")
-
-
-def _reason(error: BaseException) -> str:
-    """One line; where DCP has collected the failures of all ranks, the first of them."""
-    if isinstance(error, CheckpointException):
-        error = next((failure for failure, _ in error.failures.values()), error)
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -125,11 +125,13 @@ def records(folder: Path) -> dict[int, dict[str, float]]:
     return rows
 
 
-def in_flight(folder: Path, rank: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Every array of a rank's unfinished trajectories at the end, and its books."""
+def in_flight(
+    folder: Path, rank: int, step: int = STEPS
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Every array of a rank's unfinished trajectories after a step, and its books."""
     from rollverify.rollout.rank_file import load_rank_file
 
-    path = folder / "checkpoints" / f"step-{STEPS}" / f"rollout-{rank}.safetensors"
+    path = folder / "checkpoints" / f"step-{step}" / f"rollout-{rank}.safetensors"
     trajectories, values = load_rank_file(path)
     # torchdata also counts what a process has drawn since its own start.
     values["loader"] = values["loader"]["num_drawn"]
@@ -138,10 +140,10 @@ def in_flight(folder: Path, rank: int) -> tuple[list[dict[str, Any]], dict[str, 
     ], values
 
 
-def assert_same_run(folder: Path, expected: Path, ranks: int = 1) -> None:
-    """Metrics, cuts, weights, and every array of what is in flight at the end are equal."""
+def assert_same_run(folder: Path, expected: Path, ranks: int = 1, step: int = STEPS) -> None:
+    """Metrics, cuts, weights, and every array of what is in flight after the step are equal."""
     assert records(folder) == records(expected)
-    for name in ("cuts.jsonl", "model/model.safetensors"):
+    for name in ("cuts.jsonl", "slots.jsonl", "model/model.safetensors"):
         assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
     for rank in range(ranks):
-        assert in_flight(folder, rank) == in_flight(expected, rank)
+        assert in_flight(folder, rank, step) == in_flight(expected, rank, step)

@@ -65,7 +65,7 @@ OUTSIDE = {
     "config": {"tomli", "tyro"},
     "algorithms": {"torch"},
     "rollout": {"torch", "tensordict", "vllm", "safetensors"},
-    "data": {"torch", "torchdata", "tokenizers"},
+    "data": {"torch", "torchdata", "tokenizers", "transformers", "datasets", "pyarrow"},
     "rewards": set(),
     "tasks": {"tokenizers"},
     "training": {"torch", "tensordict"},
@@ -89,6 +89,8 @@ ONE_PLACE = {
     "tensorboard": {"rollverify/metrics/recorder.py"},
     "torchdata": {"rollverify/data/loader.py"},
     "matplotlib": {"rollverify/study/plots.py"},
+    "datasets": {"rollverify/data/hub.py"},
+    "pyarrow": {"rollverify/data/row_files.py"},
 }
 
 

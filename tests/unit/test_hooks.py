@@ -99,10 +99,10 @@ def test_the_points_are_the_four_phase_boundaries():
 def test_the_order_is_logged(caplog):
     hooks = HookRegistry()
     hooks.register(HookPoint.AFTER_WEIGHT_SYNC, "evaluation", do_nothing)
-    hooks.register(HookPoint.AFTER_WEIGHT_SYNC, "checkpointing", do_nothing)
+    hooks.register(HookPoint.AFTER_WEIGHT_SYNC, "throughput", do_nothing)
     with caplog.at_level(logging.INFO, logger="rollverify"):
         hooks.log_order()
-    assert caplog.messages == ["hooks at after_weight_sync: evaluation, checkpointing"]
+    assert caplog.messages == ["hooks at after_weight_sync: evaluation, throughput"]
 
 
 def test_two_states_do_not_share_their_containers(state):

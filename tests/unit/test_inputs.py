@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rollverify.data.loader import PromptLoader
+from rollverify.data.templates import read_chat_template
 from rollverify.errors import ConfigError, DataError
 from rollverify.inputs import encoded_batches, load_encoded, read_model_folder
 from rollverify.rewards import REWARDS
@@ -153,7 +154,7 @@ BAD_DATA = [
     ('{"prompt": "1", "answer": "2"}\n{"prompt": "1"}\n', "data.jsonl:2: key 'answer' is missing"),
     ('{"prompt": "123456789", "answer": "2"}\n', "data.jsonl:1: the prompt has 9 tokens"),
     ('{"prompt": "~", "answer": "2"}\n', "data.jsonl:1: the tokenizer cannot encode the prompt"),
-    ('{"id": "q7", "prompt": "1", "answer": "a\\nb"}\n', "prompt 'q7': answer 'a\\nb' is not one"),
+    ('{"id": "q7", "prompt": "1", "answer": "a\\nb"}\n', "data.jsonl:1: prompt 'q7': answer"),
 ]
 
 
@@ -168,7 +169,7 @@ def test_bad_prompt_files_are_refused_with_their_line(folder, tmp_path, content,
 
 
 def test_a_missing_prompt_file(folder, tmp_path):
-    with pytest.raises(USER_ERRORS, match=r"does not exist; check data\.train_file"):
+    with pytest.raises(USER_ERRORS, match=r"does not exist; check data\.train"):
         load_encoded(tmp_path / "none.jsonl", read_model_folder(folder, 64), 8, REWARD)
 
 
@@ -187,6 +188,30 @@ def test_a_grader_scores_its_own_prompt(folder, tmp_path):
     assert [list(one.token_ids) for one in encoded] == [
         model.tokenizer.encode(str(i)).ids for i in range(3)
     ]
+
+
+def test_dropped_prompts_leave_no_gap(folder, tmp_path):
+    """Of lengths 1, 9 and 2 with a limit of 8 the first and the last stay, as prompts 0 and 1."""
+    rows = [{"prompt": text, "answer": f"{len(text)}"} for text in ("1", "123456789", "12")]
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = read_model_folder(folder, 64)
+    prompts, encoded = load_encoded(file, model, 8, REWARD, long_prompts="drop")
+    assert [prompt.prompt_id for prompt in prompts] == ["1", "3"]
+    assert [(len(one.token_ids), one.prompt_index) for one in encoded] == [(1, 0), (2, 1)]
+    assert encoded[1].grade(model.tokenizer.encode("2\n").ids) == 1.0
+
+
+def test_the_chat_template_is_part_of_the_prompt(folder, tmp_path):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = "{{ messages[0]['content'] }}:{% if add_generation_prompt %}<eos>{% endif %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    write_prompts(tmp_path / "data.jsonl")
+    model = read_model_folder(folder, 64)
+    chat = read_chat_template(folder, "")
+    (prompt, *_), (encoded, *_) = load_encoded(tmp_path / "data.jsonl", model, 8, REWARD, chat=chat)
+    assert (prompt.text, prompt.bare_text) == ("0:<eos>", "0")
+    assert list(encoded.token_ids) == [*model.tokenizer.encode("0:").ids, EOS_ID]
 
 
 def test_batches_follow_the_loader(folder, tmp_path):

@@ -70,6 +70,23 @@ def test_killed_rank_is_the_first_cause_before_what_its_peers_say(start: Start) 
 
 @pytest.mark.slow
 @pytest.mark.distributed
+def test_killed_rank_is_the_first_cause_though_a_peer_that_has_reported_does_not_end(
+    start: Start,
+) -> None:
+    """The launcher then ends everything, torchrun too, before torchrun gives up on that peer."""
+    killed = "__import__('pathlib').Path(os.environ['ROLLVERIFY_ERROR_DIR'], 'rank-0.json')"
+    lines = ["import signal", "if rank == 1:", f"    while not {killed}.exists(): time.sleep(0.01)"]
+    lines += ["    os.kill(os.getpid(), signal.SIGKILL)"]
+    lines += ["signal.signal(signal.SIGTERM, signal.SIG_IGN)"]
+    lines += ["write_rank_error(RuntimeError('connection closed by peer'))"]
+    child = start(guarded(*lines, "time.sleep(1000)"), ranks=2)
+    _, err = child.communicate(timeout=60)
+    assert err.splitlines()[-1].startswith("error: rank 1: the process was ended by SIGKILL")
+    assert "rank 0 failed too: RuntimeError: connection closed by peer" in err
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signal_with_two_ranks_leaves_no_process(number: int, start: Start, tmp_path: Path) -> None:
     """PX01 through torchrun, whose ranks have sessions of their own."""

@@ -17,7 +17,7 @@ STEP = {
     "time/verify_s": 0.0,
     "time/sync_s": 1.5,
     "time/hook/evaluation_s": 0.5,
-    "time/hook/checkpointing_s": 0.25,
+    "time/checkpoint_s": 0.25,
     "time/step_s": 10.0,
 }
 RESULTS = {
@@ -34,7 +34,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 def test_accuracies_before_and_after(tmp_path):
     write_steps(tmp_path, [{"step": 0}, {"step": 60, **STEP}])
-    found = rows(final_report(tmp_path, RESULTS))
+    found = rows(final_report(tmp_path, RESULTS, {}))
     assert found["test set"] == ["before", "after step 60", "change"]
     assert found["greedy accuracy"] == ["25.0 %", "75.0 %", "+50.0 points"]
     assert found["mean@8"] == ["20.0 %", "15.0 %", "-5.0 points"]
@@ -45,18 +45,32 @@ def test_seconds_add_up_over_steps_and_hooks_leave_the_sync_phase(tmp_path):
     write_steps(
         tmp_path, [{"step": 0, "time/step_s": 99.0}, {"step": 1, **STEP}, {"step": 2, **STEP}]
     )
-    found = rows(final_report(tmp_path, RESULTS))
+    found = rows(final_report(tmp_path, RESULTS, {}))
     assert found["rollout"] == ["12.0", "60.0 %"]
     assert found["train"] == ["4.0", "20.0 %"]
-    assert found["sync"] == ["1.5", "7.5 %"]  # 2 * (1.5 - 0.5 - 0.25) of 20 s
+    assert found["sync"] == ["2.0", "10.0 %"]  # 2 * (1.5 - 0.5) of 20 s
     assert found["evaluation"] == ["1.0", "5.0 %"]
-    assert found["checkpointing"] == ["0.5", "2.5 %"]
+    assert found["checkpoint"] == ["0.5", "2.5 %"]
     assert found["all"] == ["20.0", "100.0 %"]
+
+
+def test_the_checkpoint_after_the_last_line_counts(tmp_path):
+    write_steps(tmp_path, [{"step": 1, **STEP}])
+    found = rows(final_report(tmp_path, {}, {"checkpoint": 2.25}))
+    assert found["checkpoint"] == ["2.5", "20.4 %"]  # 0.25 + 2.25 of 10 + 2.25 s
+    assert found["all"] == ["12.2", "100.0 %"]
+
+
+def test_tensorboard_is_mentioned_where_it_was_on(tmp_path):
+    write_steps(tmp_path, [{"step": 1, **STEP}])
+    assert "--logdir" not in final_report(tmp_path, {}, {})
+    (tmp_path / "tb").mkdir()
+    assert f"(tensorboard --logdir {tmp_path}/tb)" in final_report(tmp_path, {}, {})
 
 
 def test_the_text_is_printed_and_kept(tmp_path, capsys):
     write_steps(tmp_path, [{"step": 1, **STEP}])
-    text = final_report(tmp_path, RESULTS)
+    text = final_report(tmp_path, RESULTS, {})
     assert capsys.readouterr().out == text + "\n"
     assert (tmp_path / REPORT_FILE).read_text() == text + "\n"
     assert str(tmp_path) in text
@@ -64,14 +78,14 @@ def test_the_text_is_printed_and_kept(tmp_path, capsys):
 
 def test_without_evaluation_there_is_no_accuracy(tmp_path):
     write_steps(tmp_path, [{"step": 1, **STEP}])
-    text = final_report(tmp_path, {})
+    text = final_report(tmp_path, {}, {})
     assert "test set" not in text
     assert rows(text)["all"] == ["10.0", "100.0 %"]
 
 
 def test_without_a_result_of_the_base_model_nothing_is_called_before(tmp_path):
     write_steps(tmp_path, [{"step": 60, **STEP}])
-    found = rows(final_report(tmp_path, {60: RESULTS[60]}))
+    found = rows(final_report(tmp_path, {60: RESULTS[60]}, {}))
     assert found["test set"] == ["after step 60"]
     assert found["greedy accuracy"] == ["75.0 %"]
 
@@ -79,11 +93,11 @@ def test_without_a_result_of_the_base_model_nothing_is_called_before(tmp_path):
 def test_another_number_of_samples_since_a_resume_is_not_compared(tmp_path):
     write_steps(tmp_path, [{"step": 60, **STEP}])
     last = {"eval/greedy_accuracy": 0.5, "eval/mean_at_4": 0.5}
-    found = rows(final_report(tmp_path, {0: RESULTS[0], 60: last}))
+    found = rows(final_report(tmp_path, {0: RESULTS[0], 60: last}, {}))
     assert found["mean@4"] == ["-", "50.0 %", "-"]
     assert found["greedy accuracy"] == ["25.0 %", "50.0 %", "+25.0 points"]
 
 
 def test_a_run_without_steps_has_a_table(tmp_path):
     write_steps(tmp_path, [{"step": 0}])
-    assert rows(final_report(tmp_path, {}))["all"] == ["0.0", "-"]
+    assert rows(final_report(tmp_path, {}, {}))["all"] == ["0.0", "-"]

@@ -1,6 +1,7 @@
 """The training loop and the run around it: order of events, stopping, the end."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,6 +120,30 @@ def test_two_iterations_run_their_phases_in_order(tmp_path):
     train(run)
     assert events == TWO_STEPS
     assert run.policy.step == 2
+
+
+def test_a_checkpoint_is_saved_when_the_lines_of_its_step_are_on_disk(tmp_path):
+    """A kill right after a checkpoint is complete: a resumed run keeps the lines up to it."""
+    seen: list[tuple[int, list[int]]] = []
+
+    def save(step: int) -> None:
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        seen.append((step, [json.loads(line)["step"] for line in lines]))
+
+    checkpointing = Checkpointing(save=save, every_steps=1, last_step=2)
+    run, _ = make_run(tmp_path, checkpointing=checkpointing)
+    train(run)
+    assert seen == [(1, [1]), (2, [1, 2])]
+
+
+def test_the_line_after_a_checkpoint_carries_its_seconds(tmp_path):
+    checkpointing = Checkpointing(save=lambda step: time.sleep(0.05), every_steps=1, last_step=2)
+    run, _ = make_run(tmp_path, checkpointing=checkpointing)
+    train(run)
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert "time/checkpoint_s" not in first
+    assert second["time/step_s"] >= second["time/checkpoint_s"] >= 0.05
+    assert run.recorder.unlogged_s["checkpoint"] >= 0.05  # Of step 2, for the report.
 
 
 def test_hooks_run_inside_their_phase_and_see_the_version_of_that_moment(tmp_path):

@@ -58,7 +58,7 @@ BROKEN = [
     ({"run.name": "a/b"}, "run.name must start with a letter or digit"),
     ({"run.output_dir": " "}, "run.output_dir must name a folder"),
     ({"prepare.cache_dir": ""}, "prepare.cache_dir must name a folder"),
-    ({"data.train_file": "train.jsonl"}, "set data.test_file or evaluation.enable = false"),
+    ({"data.train": "train.jsonl"}, "set data.test or evaluation.enable = false"),
 ]
 
 
@@ -98,7 +98,7 @@ def test_broken_rule_is_refused(changes: dict[str, object], message: str) -> Non
         {"prepare.noise_low": 0.7},
         {"prepare.num_experts": 2},
         {"prepare.hidden_size": 48},  # dense
-        {"data.train_file": "train.jsonl", "evaluation.enable": False},
+        {"data.train": "train.jsonl", "evaluation.enable": False},
         {"engine.options": {"block_size": 16, "a": {"b": [1, "c", True, 0.5]}}},
     ],
 )

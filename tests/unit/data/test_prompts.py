@@ -1,14 +1,15 @@
-"""Reading, writing and encoding prompt files; every bad file gives one clear line."""
+"""Reading and writing prompt sets; every bad file gives one clear line."""
 
+import logging
 import os
 import subprocess
 import sys
 
 import pytest
 
-from rollverify.data.prompts import Prompt, encode_prompts, load_prompts, write_jsonl
+from rollverify.data.prompts import Prompt, load_prompts, read_prompt_set, write_jsonl
+from rollverify.data.sources import PromptSource
 from rollverify.errors import DataError
-from rollverify.tasks.tokenizer import build_tokenizer
 
 GOOD = '{"id": "a", "prompt": "Fk2=", "answer": "0c"}'
 
@@ -59,12 +60,12 @@ def test_load_splits_at_newlines_only(prompt_file):
         ),
         (GOOD + '\n{"prompt": "x"}', r":2: key 'answer' is missing"),
         ('{"prompt": 3, "answer": "b"}', r":1: 'prompt' must be a string, got int 3"),
-        ('{"prompt": "x", "answer": 42}', r":1: 'answer' must be a string, got int 42; put it in"),
+        ('{"prompt": "x", "answer": true}', r":1: 'answer' must be a string, got bool True"),
         ('{"prompt": "x", "answer": null}', r":1: 'answer' must be a string, got NoneType"),
         ('{"prompt": "", "answer": "b"}', r":1: 'prompt' is empty"),
         ('{"prompt": "x", "answer": " "}', r":1: 'answer' is empty"),  # RW03
         ('{"id": true, "prompt": "x", "answer": "b"}', r":1: 'id' must be a string or an integer"),
-        (GOOD + "\n" + GOOD, r":2: id 'a' is already used on line 1; make ids unique"),
+        (GOOD + "\n" + GOOD, r":2: id 'a' is already used by .*set\.jsonl:1; make ids unique"),
         (
             '{"id": "2", "prompt": "x", "answer": "y"}\n{"prompt": "x", "answer": "y"}',
             r":2: id '2'",
@@ -79,7 +80,7 @@ def test_bad_file_gives_one_line_naming_the_place(prompt_file, content, message)
 
 
 def test_missing_file_and_folder_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"none\.jsonl does not exist; check data\.train_file"):
+    with pytest.raises(DataError, match=r"none\.jsonl does not exist; check data\.train"):
         load_prompts(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match=r"cannot read prompt file .*; give a readable"):
         load_prompts(tmp_path)
@@ -114,34 +115,60 @@ def test_write_below_a_file_is_a_data_error(tmp_path):
         write_jsonl(tmp_path / "file" / "set.jsonl", prompts_of("a"))
 
 
-def test_encode_gives_plain_ids_without_bos():
-    tokenizer = build_tokenizer()
-    ids = encode_prompts(prompts_of("Fk2=", "A"), tokenizer, 4, "set.jsonl")
-    assert ids == [tokenizer.encode("Fk2=").ids, tokenizer.encode("A").ids]
-    assert [len(row) for row in ids] == [4, 1]
+# Rows 1, 3 and 4 ask the same but for white space; row 4 has another answer.
+REPEATED = """{"prompt": "1 + 1", "answer": "2"}
+{"prompt": "1 + 2", "answer": "3"}
+{"prompt": "1  + 1 ", "answer": "2"}
+{"prompt": "1 + 1", "answer": "3"}
+"""
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "Fk12=",
-            r"set\.jsonl:2: the prompt has 5 tokens, more than rollout\.max_prompt_tokens = 4",
-        ),
-        ("é", r"set\.jsonl:2: the tokenizer cannot encode the prompt"),
-        ("", r"set\.jsonl:2: the prompt gives no token"),
-    ],
-)
-def test_encode_names_the_line_of_a_bad_prompt(text, message):
-    with pytest.raises(DataError, match=message) as caught:
-        encode_prompts(prompts_of("Fk2=", text), build_tokenizer(), 4, "set.jsonl")
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("drop", "ids"), [(False, ["1", "2", "3", "4"]), (True, ["1", "2"])])
+def test_repeated_prompts_are_counted_and_dropped_on_demand(prompt_file, caplog, drop, ids):
+    caplog.set_level(logging.INFO, logger="rollverify")
+    path = prompt_file(REPEATED)
+    found = read_prompt_set(PromptSource(location=path, drop_duplicates=drop))
+    assert [prompt.prompt_id for prompt in found.prompts] == ids
+    assert found.places == [f"{path}:{number}" for number in ids]
+    # Rows 3 and 4 repeat row 1, row 4 contradicts it.
+    assert (found.num_rows, found.num_duplicates, found.num_contradictions) == (4, 2, 1)
+    warning, summary = (record.getMessage() for record in caplog.records)
+    assert warning == f"{path}:4: the same prompt as {path}:1 with another answer"
+    assert "2 of 4 rows" in summary and ("dropped" if drop else "kept") in summary
+
+
+def test_repeated_ids_of_dropped_prompts_do_not_matter(prompt_file):
+    path = prompt_file(GOOD + "\n" + GOOD)
+    found = read_prompt_set(PromptSource(location=path, drop_duplicates=True))
+    assert [prompt.prompt_id for prompt in found.prompts] == ["a"]
+
+
+def test_a_template_goes_around_the_problem_and_the_wrap_around_both(prompt_file):
+    source = PromptSource(location=prompt_file(GOOD), template="Q: {prompt} A:")
+    (prompt,) = read_prompt_set(source, lambda text: f"<user>{text}<assistant>").prompts
+    assert prompt.text == "<user>Q: Fk2= A:<assistant>"
+    assert prompt.bare_text == "Fk2="
+
+
+def test_without_template_the_problem_is_the_text(prompt_file):
+    (prompt,) = load_prompts(prompt_file(GOOD))
+    assert prompt.bare_text == prompt.text == "Fk2="
+
+
+def test_what_the_wrap_refuses_is_named_with_its_line(prompt_file):
+    def refuse(text):
+        raise DataError("no")
+
+    path = prompt_file(GOOD)
+    with pytest.raises(DataError, match=r"set\.jsonl:1: no$"):
+        read_prompt_set(PromptSource(location=path), refuse)
 
 
 def test_prompts_and_rewards_import_without_torch():
     code = (
         "import sys; import rollverify.data.prompts, rollverify.rewards; "
-        "bad = {'torch', 'torchdata', 'torchtitan', 'vllm'} & set(sys.modules); "
+        "heavy = {'torch', 'torchdata', 'torchtitan', 'vllm', 'transformers', 'datasets'}; "
+        "bad = (heavy | {'pyarrow'}) & set(sys.modules); "
         "sys.exit(repr(bad) if bad else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -41,6 +41,11 @@ def test_a_torn_line_is_dropped(tmp_path):
     assert cuts_in(tmp_path) == [{"step": 1, "group_id": 4}]
 
 
+def test_steps_without_a_cut_are_not_missed(tmp_path, caplog):
+    AuditLog(tmp_path, rank=0, resume_step=3)
+    assert "lacks" not in caplog.text
+
+
 def test_a_new_run_starts_with_an_empty_file(tmp_path):
     AuditLog(tmp_path / "run", rank=0)
     assert cuts_in(tmp_path / "run") == []

@@ -104,6 +104,20 @@ def test_a_torn_last_line_is_dropped_at_resume(make_recorder, tmp_path, caplog):
     assert "damaged line" in caplog.text
 
 
+def test_a_resume_says_which_steps_have_no_line(make_recorder, tmp_path, caplog):
+    """Once for all of them; a step 0, the base model's, need not be there."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 4}\n')
+    make_recorder(resume_step=4, tensorboard=False)
+    (message,) = [record.message for record in caplog.records if "lacks" in record.message]
+    assert "metrics.jsonl lacks 2 of the 4 steps so far, step 2 the first" in message
+
+
+def test_a_resume_with_every_line_says_nothing(make_recorder, tmp_path, caplog):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    make_recorder(resume_step=2, tensorboard=False)
+    assert "lacks" not in caplog.text
+
+
 def test_an_undeclared_key_is_refused_on_every_rank(make_recorder, tmp_path):
     for rank in (0, 1):
         state = StepState(step=1, policy_version=0, metrics={"reward/maen": 1.0})

@@ -31,6 +31,11 @@ def test_a_resumed_run_writes_each_step_once(tmp_path):
     assert [(line["step"], line["active"]) for line in lines_in(tmp_path)] == [(1, [1]), (2, [20])]
 
 
+def test_a_resume_without_the_file_is_warned_of(tmp_path, caplog):
+    SlotLog(tmp_path, rank=0, resume_step=3)
+    assert "slots.jsonl lacks 3 of the 3 steps so far" in caplog.text
+
+
 def test_other_ranks_write_nothing(tmp_path):
     log = SlotLog(tmp_path, rank=1)
     log.write(1, [8], [4])

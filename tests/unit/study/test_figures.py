@@ -126,5 +126,5 @@ def test_accuracy_over_the_cost_so_far(tmp_path):
 def test_problems_are_those_that_exist(tmp_path):
     made = record(tmp_path, {"prepare.num_test_problems": 64})
     assert num_problems(made) == 64
-    own = {"data.train_file": "x", "data.test_file": "y", "prepare.num_test_problems": 64}
+    own = {"data.train": "x", "data.test": "y", "prepare.num_test_problems": 64}
     assert num_problems(read_run("a", 0, write_run(tmp_path / "own", own))) == 100

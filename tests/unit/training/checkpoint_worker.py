@@ -10,9 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from checkpoint_run import FakeRun
+from checkpoint_run import FakeRun, flip_a_bit
 
 from rollverify.errors import CheckpointError
+from rollverify.training.checkpoint_digests import DIGEST_FILE
 
 RANK, WORLD_SIZE = int(sys.argv[1]), int(sys.argv[2])
 FOLDER = Path(sys.argv[3])
@@ -48,6 +49,13 @@ def main() -> None:
     other.load_rank = refuse
     failed_load = raised_by(lambda: other.checkpoint.load_latest(100))
     result = {"save": failed_save, "load": failed_load, "step": step, "own": own}
+    saved = FOLDER / "checkpoints" / "step-1"
+    result["digests"] = sorted(json.loads((saved / DIGEST_FILE).read_text()))
+    dist.barrier()
+    if RANK == 0:
+        flip_a_bit(saved / "__1_0.distcp")
+    dist.barrier()
+    result["flipped"] = raised_by(lambda: other.checkpoint.load_latest(100))
     (FOLDER / f"rank_{RANK}.json").write_text(json.dumps(result))
 
 

@@ -9,6 +9,7 @@ from checkpoint_run import FakeRun
 
 from rollverify.errors import CheckpointError
 from rollverify.training.checkpoint import COMPLETE_FILE, complete_steps
+from rollverify.training.checkpoint_digests import DIGEST_FILE
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -145,6 +146,7 @@ def test_another_schema_is_refused(folder, monkeypatch):
 def test_damaged_metadata_is_refused_in_one_line(folder):
     run = FakeRun(folder)
     run.checkpoint.save(1)
+    (folder / "step-1" / DIGEST_FILE).unlink()
     (folder / "step-1" / COMPLETE_FILE).write_bytes(b"\x80\x04 not a pickle")
     with pytest.raises(CheckpointError, match=r"step-1/\.metadata is damaged") as caught:
         run.checkpoint.load_latest(100)
@@ -155,6 +157,7 @@ def test_damaged_metadata_is_refused_in_one_line(folder):
 def test_damaged_data_is_refused_in_one_line(folder, damage):
     run = FakeRun(folder)
     run.checkpoint.save(1)
+    (folder / "step-1" / DIGEST_FILE).unlink()
     (data,) = (folder / "step-1").glob("*.distcp")
     if damage == "cut":
         data.write_bytes(data.read_bytes()[:20])

@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,10 +135,16 @@ def test_a_fault_of_the_program_is_not_taken_for_one_of_the_user(folder):
         run.checkpoint.save(1)
 
 
-def test_a_failure_of_one_rank_ends_all_of_them(run_gloo_workers):
-    """A rank that waited for the failed one in a collective would time out after 20 s."""
+@pytest.fixture(scope="module")
+def of_two_ranks(run_gloo_workers) -> tuple[Path, list[dict[str, Any]]]:
+    """(folder, what each rank saw)."""
     folder = run_gloo_workers(WORKER, 2)
-    ranks = [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(2)]
+    return folder, [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_a_failure_of_one_rank_ends_all_of_them(of_two_ranks):
+    """A rank that waited for the failed one in a collective would time out after 20 s."""
+    folder, ranks = of_two_ranks
     full = f"{folder}/checkpoints cannot be written (No space left on device); free space or "
     full += "choose another run.output_dir"
     assert [rank["save"] for rank in ranks] == [
@@ -150,3 +157,18 @@ def test_a_failure_of_one_rank_ends_all_of_them(run_gloo_workers):
         ["CheckpointError", damaged],
     ]
     assert [(rank["step"], rank["own"]["rank"]) for rank in ranks] == [(1, 0), (1, 1)]
+
+
+def test_each_ranks_files_are_checked_and_every_rank_learns_of_a_flipped_bit(of_two_ranks):
+    """Of three files rank 0 checks the first and the third, which rank 1 has written."""
+    folder, ranks = of_two_ranks
+    path = folder / "checkpoints" / "step-1"
+    assert [rank["digests"] for rank in ranks] == [
+        [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    ] * 2
+    text = f"{path}/__1_0.distcp is not as it was written (its digest differs); delete {path} to "
+    text += "resume from the checkpoint before"
+    assert [rank["flipped"] for rank in ranks] == [
+        ["CheckpointError", text],
+        ["CheckpointError", f"rank 0: {text}"],
+    ]

@@ -1,0 +1,168 @@
+"""From a row to prompt, answer and id: which columns hold them and how an answer is written.
+
+It does not read files, and leaves what a right answer is to the reward.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rollverify.data.row_files import PlacedRow, Row
+from rollverify.errors import DataError
+
+AnswerFormat = Literal["text", "integer", "hashes"]
+
+_MISSING = object()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Names of the columns; of several names the first that a row has counts.
+
+    A dotted name that is no column itself is looked for inside one: "extra_info.index".
+    """
+
+    prompt: tuple[str, ...] = ("prompt",)
+    """The problem: text, or a conversation of one user message."""
+    answer: tuple[str, ...] = ("answer",)
+    """What the reward compares with."""
+    id: tuple[str, ...] = ("id",)
+    """A text or integer; where a row has none, its line or row number is taken."""
+    requires_id: bool = False
+    """Whether a row without id is refused instead."""
+    setting: str = "data.train_columns"
+    """Setting that names them, for messages."""
+
+    def names(self) -> list[str]:
+        """Every name."""
+        return [*self.prompt, *self.answer, *self.id]
+
+
+def prompt_of(row: PlacedRow, columns: Columns) -> str:
+    """Text of the problem.
+
+    Args:
+        row: where to look.
+        columns: under which names.
+
+    Raises:
+        DataError: naming place and column, if it is missing, empty, or neither a text nor a
+            conversation of exactly one user message.
+    """
+    name, value = _found(row, columns.prompt, columns)
+    if isinstance(value, list):
+        value = _user_message(value, name, row.place)
+    return _text(value, name, row.place)
+
+
+def answer_of(row: PlacedRow, columns: Columns, answer_format: AnswerFormat) -> str:
+    """The answer in its format.
+
+    Args:
+        row: where to look.
+        columns: under which names.
+        answer_format: "text" as it is; "integer" a whole number in any spelling ("1,024", "027",
+            "27.0", 27) as its digits; "hashes" what stands after the last "####", without commas.
+
+    Raises:
+        DataError: naming place and column, if it is missing, empty, or not of the format.
+    """
+    name, value = _found(row, columns.answer, columns)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        value = str(int(value)) if value == int(value) else repr(value)
+    text = _text(value, name, row.place)
+    if answer_format == "hashes":
+        return _after_hashes(text, name, row.place)
+    return _whole_number(text, name, row.place) if answer_format == "integer" else text
+
+
+def id_of(row: PlacedRow, columns: Columns) -> str:
+    """The row's id.
+
+    Args:
+        row: where to look.
+        columns: under which names.
+
+    Raises:
+        DataError: naming the place, if it is neither text nor integer, or missing where it must
+            not be.
+    """
+    if columns.requires_id:
+        _found(row, columns.id, columns)
+    for name in columns.id:
+        value = _lookup(row.values, name)
+        if value is _MISSING:
+            continue
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise DataError(
+                f"{row.place}: {name!r} must be a string or an integer, got {_shown(value)}"
+            )
+        return str(value)
+    return str(row.number)
+
+
+def _found(row: PlacedRow, names: tuple[str, ...], columns: Columns) -> tuple[str, Any]:
+    for name in names:
+        value = _lookup(row.values, name)
+        if value is not _MISSING:
+            return name, value
+    wanted = " or ".join(repr(name) for name in names)
+    keys = list(row.columns or row.values)
+    present = ", ".join(repr(name)[:40] for name in keys[:8]) or "none"
+    raise DataError(
+        f"{row.place}: key {wanted} is missing; add it or name another in {columns.setting} "
+        f"(keys found: {present})"
+    )
+
+
+def _lookup(row: Row, name: str) -> Any:
+    if name in row:
+        return row[name]
+    head, dot, tail = name.partition(".")
+    inner = row.get(head)
+    return _lookup(inner, tail) if dot and isinstance(inner, dict) else _MISSING
+
+
+def _user_message(messages: list[Any], name: str, place: str) -> Any:
+    first = messages[0] if len(messages) == 1 else None
+    if not isinstance(first, dict) or first.get("role") != "user":
+        raise DataError(
+            f"{place}: {name!r} must be a text or a conversation of one user message, got a list "
+            f"of {len(messages)}; a system message goes into data.system_prompt"
+        )
+    return first.get("content")
+
+
+def _text(value: object, name: str, place: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{place}: {name!r} must be a string, got {_shown(value)}")
+    if not value.strip():
+        raise DataError(f"{place}: {name!r} is empty; fill it in or drop the line")
+    return value
+
+
+def _after_hashes(text: str, name: str, place: str) -> str:
+    _, hashes, answer = text.rpartition("####")
+    answer = answer.replace(",", "").strip()
+    if not hashes or not answer:
+        raise DataError(
+            f"{place}: {name!r} has nothing after '####', got {_shown(text[-40:])}; end it with "
+            "'#### ANSWER' or set data.answer_format"
+        )
+    return answer
+
+
+def _whole_number(text: str, name: str, place: str) -> str:
+    match = re.fullmatch(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.0*)?", text.strip())
+    if match is None:
+        raise DataError(
+            f"{place}: {name!r} must be a whole number, got {_shown(text)}; correct it or set "
+            "data.answer_format = 'text'"
+        )
+    digits = match[2].replace(",", "").lstrip("0") or "0"
+    return f"-{digits}" if match[1] == "-" and digits != "0" else digits
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {str(value)[:40]}".replace("\n", " ")

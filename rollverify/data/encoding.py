@@ -1,0 +1,99 @@
+"""From prompts to token ids, and what becomes of prompts that are too long.
+
+A prompt is never cut: what is left of a problem is another problem. No special token is added.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from rollverify.data.prompts import Prompt, PromptSet
+from rollverify.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedText:
+    """A prompt with its ids."""
+
+    prompt: Prompt
+    """The prompt."""
+    place: str
+    """Where it stands, for messages."""
+    token_ids: tuple[int, ...]
+    """Ids of `prompt.text`, one at least."""
+
+
+def encode_prompts(
+    prompt_set: PromptSet,
+    tokenizer: Tokenizer,
+    max_prompt_tokens: int,
+    *,
+    long_prompts: Literal["error", "drop"] = "error",
+) -> list[EncodedText]:
+    """Token ids of every prompt, without any special token added (no BOS).
+
+    Special tokens that the text itself spells out, as a chat template does, become their ids.
+
+    Args:
+        prompt_set: the prompts and their places.
+        tokenizer: tokenizer of the model that gets the ids.
+        max_prompt_tokens: longest prompt allowed, in tokens.
+        long_prompts: whether a longer one is an error or is left out; how many is logged.
+
+    Returns:
+        The prompts in their order, each with 1..max_prompt_tokens ids.
+
+    Raises:
+        DataError: naming file and line, if a prompt is too long, gives no token, or holds a
+            character the tokenizer does not know; or if all are too long.
+    """
+    encoded: list[EncodedText] = []
+    dropped: list[str] = []
+    for prompt, place in zip(prompt_set.prompts, prompt_set.places, strict=True):
+        ids = _ids_of(prompt, place, tokenizer)
+        if len(ids) <= max_prompt_tokens:
+            encoded.append(EncodedText(prompt=prompt, place=place, token_ids=tuple(ids)))
+        elif long_prompts == "error":
+            raise DataError(
+                f"{place}: the prompt has {len(ids)} tokens, more than "
+                f"rollout.max_prompt_tokens = {max_prompt_tokens}; raise that, drop the line, or "
+                "set data.long_prompts = 'drop'"
+            )
+        else:
+            dropped.append(place)
+    if dropped:
+        _report_dropped(dropped, len(encoded), max_prompt_tokens)
+    return encoded
+
+
+def _ids_of(prompt: Prompt, place: str, tokenizer: Tokenizer) -> list[int]:
+    try:
+        ids = tokenizer.encode(prompt.text, add_special_tokens=False).ids
+    except Exception as error:  # `tokenizers` raises the bare class, e.g. for unknown characters
+        raise DataError(
+            f"{place}: the tokenizer cannot encode the prompt ({error}); "
+            "use only characters of the model's vocabulary"
+        ) from error
+    if not ids:
+        raise DataError(f"{place}: the prompt gives no token; write a prompt or drop the line")
+    return ids
+
+
+def _report_dropped(dropped: list[str], num_left: int, max_prompt_tokens: int) -> None:
+    if not num_left:
+        raise DataError(
+            f"{dropped[0]}: this and all other prompts have more than rollout.max_prompt_tokens = "
+            f"{max_prompt_tokens} tokens; raise that"
+        )
+    logger.warning(
+        "%d of %d prompts have more than %d tokens and are dropped (data.long_prompts), the first "
+        "is %s",
+        len(dropped),
+        len(dropped) + num_left,
+        max_prompt_tokens,
+        dropped[0],
+    )

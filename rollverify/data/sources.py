@@ -1,0 +1,135 @@
+"""What a text such as "gsm8k", "gsm8k:FILE", "my.parquet" or "owner/name" stands for.
+
+Nothing is opened or downloaded here, though it is looked whether a path exists.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from rollverify.data.columns import AnswerFormat, Columns
+from rollverify.data.hub import HubDataset
+from rollverify.data.presets import OWN, PRESETS, Preset
+from rollverify.data.row_files import FILE_SUFFIXES
+from rollverify.data.templates import TEMPLATES
+from rollverify.errors import ConfigError
+
+Use = Literal["train", "test"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptSource:
+    """Where prompts are, and how they are read; the defaults are those of a file of one's own."""
+
+    location: Path | HubDataset
+    """A local file, or a dataset on the hub."""
+    columns: Columns = OWN.columns
+    """Where prompt, answer and id are."""
+    answer_format: AnswerFormat = "text"
+    """How answers are written."""
+    drop_duplicates: bool = False
+    """Whether a prompt that occurs again is left out."""
+    taken_off: str = TEMPLATES["none"]
+    """Template that the data have put around the problem; taken off where it is there."""
+    template: str = TEMPLATES["none"]
+    """Template that is put around the problem."""
+    setting: str = "data.train"
+    """Setting it comes from, for messages."""
+    local_form: str = "data.train = 'FILE'"
+    """How the same is read from a file, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceOptions:
+    """Settings beside the text; "auto" leaves the choice to the preset."""
+
+    columns: Mapping[str, str]
+    """Column for "prompt", "answer" and "id"; may be empty."""
+    hub: Mapping[str, str]
+    """"subset", "split" and "revision" on the hub; may be empty."""
+    answer_format: Literal["auto"] | AnswerFormat = "auto"
+    """How answers are written."""
+    template: str = "auto"
+    """A name in `TEMPLATES` or a text that holds {prompt}."""
+    duplicates: Literal["auto", "keep", "drop"] = "auto"
+    """What becomes of prompts that occur again."""
+
+
+def resolve_source(
+    text: str, *, use: Use, setting: str, options: SourceOptions | None = None
+) -> PromptSource:
+    """The source that a text stands for.
+
+    A preset's name alone is its dataset on the hub; "PRESET:PLACE" reads another place by the same
+    columns. A place is a file if it exists, ends in .jsonl, .json or .parquet, or begins with
+    ".", "/" or "~"; else "owner/name" is a dataset on the hub.
+
+    Args:
+        text: as the user wrote it, not empty.
+        use: which split of a dataset is meant.
+        setting: where it was written, for messages, such as "data.test".
+        options: columns, hub and wording; None takes the preset's, or those of an own file.
+
+    Returns:
+        The source; nothing of it has been opened.
+
+    Raises:
+        ConfigError: if the text is none of these, or [hub] settings are given for a file.
+    """
+    options = options or SourceOptions(columns={}, hub={})
+    head, colon, place = text.partition(":")
+    if head not in PRESETS:
+        name, preset, location = "", OWN, _location(text, use, setting, options.hub)
+    elif colon:
+        name, preset, location = head, PRESETS[head], _location(place, use, setting, options.hub)
+    else:
+        name, preset = head, PRESETS[head]
+        location = _preset_dataset(preset, use, options.hub)
+    template = preset.template if options.template == "auto" else options.template
+    drop = {"auto": preset.drop_duplicates, "drop": True, "keep": False}[options.duplicates]
+    form = preset.answer_format if options.answer_format == "auto" else options.answer_format
+    return PromptSource(
+        location=location,
+        columns=_columns(preset, options.columns, setting),
+        answer_format=form,
+        drop_duplicates=drop,
+        taken_off=TEMPLATES[preset.taken_off],
+        template=TEMPLATES.get(template, template),
+        setting=setting,
+        local_form=f"{setting} = '{name}{':' * bool(name)}FILE'",
+    )
+
+
+def _preset_dataset(preset: Preset, use: Use, hub: Mapping[str, str]) -> HubDataset:
+    given = {"subset": preset.subset, "split": preset.splits[use], **hub}
+    return HubDataset(name=preset.hub, **given)
+
+
+def _location(text: str, use: Use, setting: str, hub: Mapping[str, str]) -> Path | HubDataset:
+    if (
+        text.endswith(FILE_SUFFIXES)
+        or text.startswith((".", "/", "~"))
+        or (text and Path(text).exists())
+    ):
+        if hub:
+            raise ConfigError(
+                f"{setting}_hub is set but {setting} = '{text}' is a file; remove {setting}_hub"
+            )
+        return Path(text).expanduser()
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return HubDataset(name=text, **{"split": use, **hub})
+    near = difflib.get_close_matches(text.partition(":")[0].lower(), PRESETS, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise ConfigError(
+        f"{setting} = '{text}' is neither a file ({', '.join(FILE_SUFFIXES)}), nor a preset "
+        f"({', '.join(PRESETS)}), nor a dataset 'owner/name'{hint}"
+    )
+
+
+def _columns(preset: Preset, given: Mapping[str, str], setting: str) -> Columns:
+    columns = replace(preset.columns, setting=f"{setting}_columns")
+    named = {key: (name,) for key, name in given.items()}
+    return replace(columns, **named, requires_id="id" in given)

@@ -1,0 +1,126 @@
+"""Wordings put around a problem, and the model's own chat template around that.
+
+Which of them a run uses is said by `data.template` and `data.chat_template`; nothing here chooses.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollverify.errors import ConfigError, DataError
+
+SLOT = "{prompt}"
+"""Where the problem goes."""
+
+TEMPLATES = {
+    "none": SLOT,
+    "boxed": SLOT + "\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    "answer_line": (
+        "Solve the following math problem step by step. The last line of your response should be "
+        "of the form Answer: $Answer (without quotes) where $Answer is the answer to the problem."
+        f'\n\n{SLOT}\n\nRemember to put your answer on its own line after "Answer:".'
+    ),
+}
+"""Template by the name it has in `data.template`; "answer_line" is that of DAPO-Math-17k."""
+
+
+def fill(template: str, problem: str) -> str:
+    """The template with the problem in its slot.
+
+    Args:
+        template: a text that holds {prompt}; other braces are left alone.
+        problem: put in as it is, braces included.
+    """
+    return template.replace(SLOT, problem)
+
+
+def unfill(template: str, text: str) -> str:
+    """The problem in a text that the template was put around; other texts as they are.
+
+    Args:
+        template: a text that holds {prompt} once.
+        text: possibly worded by it.
+
+    Returns:
+        `text` without the parts before and after the slot if it has both, else `text`.
+    """
+    before, _, after = template.partition(SLOT)
+    is_worded = text.startswith(before) and text.endswith(after)
+    if not is_worded or len(text) < len(before) + len(after):
+        return text
+    return text[len(before) : len(text) - len(after)]
+
+
+class ChatTemplate:
+    """Turns a prompt into the user's message of a conversation that the model answers next."""
+
+    def __init__(self, tokenizer: Any, *, system_prompt: str = "") -> None:
+        """Keep a tokenizer that has a chat template.
+
+        Args:
+            tokenizer: of transformers, or what behaves like one: `chat_template`,
+                `all_special_tokens` and `apply_chat_template` are used.
+            system_prompt: message before the user's; "" for none.
+
+        Raises:
+            ConfigError: if it has no chat template.
+        """
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "data.chat_template is on, but the model's tokenizer has no chat template; set "
+                "data.chat_template = false and word the prompt with data.template"
+            )
+        self._tokenizer = tokenizer
+        self._special: Sequence[str] = [token for token in tokenizer.all_special_tokens if token]
+        self._head = [{"role": "system", "content": system_prompt}] if system_prompt else []
+
+    def render(self, text: str) -> str:
+        """Text of the conversation up to where the response begins, special tokens included.
+
+        Args:
+            text: the user's message.
+
+        Raises:
+            DataError: if it holds a special token of the model, which would end the message early;
+                or the template refuses the conversation.
+        """
+        for token in self._special:
+            if token in text:
+                raise DataError(
+                    f"the prompt holds the special token {token!r}; with data.chat_template the "
+                    "template puts those, so take it out"
+                )
+        try:
+            return self._tokenizer.apply_chat_template(
+                [*self._head, {"role": "user", "content": text}],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except Exception as error:  # what a template raises is up to its author
+            reason = (str(error).splitlines() or [""])[0][:200]
+            raise DataError(
+                f"the chat template cannot be applied ({reason}); remove data.system_prompt or set "
+                "data.chat_template = false"
+            ) from error
+
+
+def read_chat_template(folder: Path, system_prompt: str) -> ChatTemplate:
+    """The chat template of a model folder; transformers is imported here and nowhere else.
+
+    Args:
+        folder: Hugging Face model folder.
+        system_prompt: see `ChatTemplate`.
+
+    Raises:
+        ConfigError: if the folder's tokenizer cannot be read or has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise ConfigError(
+            f"data.chat_template: transformers cannot read the tokenizer of '{folder}' ({reason})"
+        ) from error
+    return ChatTemplate(tokenizer, system_prompt=system_prompt)
