@@ -5,6 +5,7 @@ Each holds Hugging Face weights, tokenizer and `train.jsonl`.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks.isolated import child_environment, run_quietly
 from rollverify.config.prepare_table import PrepareConfig
@@ -50,7 +51,9 @@ def prepared_base(folder: Path | None) -> Path:
     return base_folder(settings)
 
 
-def write_endless_folder(folder: Path, num_prompts: int) -> Path:
+def write_endless_folder(
+    folder: Path, num_prompts: int, config: dict[str, Any] = ENDLESS_CONFIG
+) -> Path:
     """Write a random model whose stop token is never drawn, so all responses have full length.
 
     Channel 0 of the residual stream is 1 at every position: each embedding has it and no layer
@@ -60,6 +63,7 @@ def write_endless_folder(folder: Path, num_prompts: int) -> Path:
     Args:
         folder: target; must not exist.
         num_prompts: lines of `train.jsonl`.
+        config: contents of config.json; the head must not be tied to the embedding.
 
     Returns:
         The folder.
@@ -74,14 +78,14 @@ def write_endless_folder(folder: Path, num_prompts: int) -> Path:
     from rollverify.tasks.tokenizer import save_tokenizer
     from torchtitan_ext.hf_folder import write_random_hf_folder
 
-    write_random_hf_folder(folder, ENDLESS_CONFIG, seed=0)
+    write_random_hf_folder(folder, config, seed=0)
     weights = load_file(folder / "model.safetensors")
     for name, weight in weights.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weight[0] = 0.0
     weights["model.embed_tokens.weight"][:, 0] = 1.0
     weights["lm_head.weight"][:, 0] = 0.0
-    weights["lm_head.weight"][ENDLESS_CONFIG["eos_token_id"], 0] = STOP_WEIGHT
+    weights["lm_head.weight"][config["eos_token_id"], 0] = STOP_WEIGHT
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     save_tokenizer(folder)
     write_jsonl(folder / TRAIN_FILE, PermutationChain().train_problems(num_prompts))

@@ -21,6 +21,7 @@ from rollverify.inputs import ModelFolder, read_model_folder
 from rollverify.metrics.audit_log import AuditLog
 from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.slot_log import SlotLog
+from rollverify.mode import make_window, set_mode
 from rollverify.parts import (
     COLLECTIVE_TIMEOUT_S,
     make_checkpoint,
@@ -38,8 +39,6 @@ from rollverify.rollout_parts import (
     Stages,
     make_rollout_parts,
     make_stages,
-    make_window,
-    set_mode,
 )
 from rollverify.run import Run
 from rollverify.shutdown import StopRequest
@@ -213,12 +212,22 @@ def _model_folder(config: Config) -> ModelFolder:
 
 
 def _check_experts(config: Config, model: ModelFolder) -> None:
-    """Refuse to replay what a dense model has not, before anything is started."""
-    mode = config.routing_replay.mode
-    if mode != "off" and model.routing is None:
+    """Refuse what a dense model lacks or the experts do not allow, before anything is started."""
+    mode, degree = config.routing_replay.mode, config.parallelism.expert_parallel
+    if model.routing is None:
+        for setting, is_set, cure in (
+            (f"routing_replay.mode = '{mode}'", mode != "off", "routing_replay.mode = 'off'"),
+            (f"parallelism.expert_parallel = {degree}", degree > 1, "it to 1"),
+        ):
+            if is_set:
+                raise ConfigError(
+                    f"{setting} needs a mixture-of-experts model, '{model.path}' is dense; set "
+                    f"{cure} or another model"
+                )
+    elif model.routing.num_experts % degree:
         raise ConfigError(
-            f"routing_replay.mode = '{mode}' needs a mixture-of-experts model, '{model.path}' is "
-            "dense; set routing_replay.mode = 'off' or another model"
+            f"parallelism.expert_parallel = {degree} must divide the {model.routing.num_experts} "
+            f"experts of '{model.path}'"
         )
 
 

@@ -14,6 +14,7 @@ from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
 from rollverify.inputs import ModelFolder, encoded_batches
 from rollverify.metrics.audit_log import AuditLog
+from rollverify.mode import scores_unfinished
 from rollverify.rank_state import RankState
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.dynamic_sampling import SignalRule
@@ -174,7 +175,7 @@ def make_stages(
     if config.method.name == "on_policy":
         return every_method
     verification = config.verification
-    is_scored = must_verify or config.filter.name == "ops" or verification.measure
+    is_scored = scores_unfinished(config)
     mode = config.routing_replay.mode
     scorer = _scorer(config, policy, routing if mode != "off" else None)
     ops_scoring = OpsScoring(
@@ -238,29 +239,6 @@ def _scorer(
         data_group=policy.data_group,
         routing=routing,
     )
-
-
-def make_window(config: Config) -> AcceptanceWindow:
-    """The acceptance window; without `switching.enable` it is never asked."""
-    return AcceptanceWindow(
-        size=config.switching.window,
-        threshold=config.switching.threshold,
-        average=config.switching.average,
-        reversible=config.switching.reversible,
-    )
-
-
-def set_mode(
-    config: Config, rollouter: Rollouter, window: AcceptanceWindow, policy_version: int
-) -> None:
-    """On-policy by the method or because the run has switched; after a resume, what may go on.
-
-    A run that is resumed as rollverify drops what another method never verified.
-    """
-    has_switched = config.switching.enable and window.is_on_policy
-    rollouter.is_on_policy = config.method.name == "on_policy" or has_switched
-    if config.method.name == "rollverify":
-        rollouter.drop_older(policy_version, verified=True)
 
 
 def _filter(

@@ -4,7 +4,8 @@ Buffer, ledger and queue are changed together here, so that none of them loses a
 decide which groups go.
 """
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable
 
 import torch.distributed as dist
 from tensordict import TensorDict
@@ -14,6 +15,8 @@ from rollverify.rollout.ledger import PromptLedger, PromptState
 from rollverify.rollout.prompt_queue import PromptQueue
 from rollverify.rollout.rank_exchange import balance, exchange, gather, tokens_of
 from rollverify.rollout.schema import new_trajectory
+
+logger = logging.getLogger(__name__)
 
 
 def draw_group(
@@ -48,27 +51,34 @@ def draw_group(
 
 
 def drop_groups(
-    group_ids: Iterable[int], buffer: TrajectoryBuffer, ledger: PromptLedger, queue: PromptQueue
+    buffer: TrajectoryBuffer,
+    ledger: PromptLedger,
+    queue: PromptQueue,
+    may_go_on: Callable[[TensorDict], bool],
+    why: str,
 ) -> int:
-    """Give up what paused groups hold; their prompts return to the head of the queue.
+    """Give up groups in which some trajectory may not go on; their prompts return to the queue.
 
-    They start again with sampling streams that were not used before.
+    They are its head, and start again with sampling streams that were not used before.
 
     Args:
-        group_ids: groups of the buffer, none of them running.
-        buffer: loses them.
+        buffer: holds paused groups only; loses those.
         ledger: books them as pending.
         queue: gets their prompts.
+        may_go_on: asked of each trajectory, finished or not.
+        why: the reason, for the log.
 
     Returns:
         How many groups were dropped.
     """
-    dropped = list(group_ids)
+    dropped = [g for g in buffer.group_ids() if not all(map(may_go_on, buffer.group(g)))]
     for group_id in dropped:
         group = buffer.pop_group(group_id, "dropped")
         ledger.move(group_id, PromptState.PENDING)
         num_requests = max(int(one["num_requests"]) for one in group)
         queue.put_back(group_id, int(group[0]["prompt_index"]), num_requests)
+    if dropped:
+        logger.info("%d unfinished groups are dropped and start again: %s", len(dropped), why)
     return len(dropped)
 
 

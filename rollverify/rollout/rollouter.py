@@ -7,9 +7,9 @@ Which requests run, and when a phase ends, depends on counts and seeds alone, ne
 Does not verify or cut: hooks do, between two calls of `collect`.
 """
 
-import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -31,9 +31,8 @@ from rollverify.rollout.rank_exchange import (
     share_of_lowest,
 )
 from rollverify.rollout.request_loop import RequestLoop
+from rollverify.rollout.routing import is_routed
 from rollverify.rollout.schema import is_finished
-
-logger = logging.getLogger(__name__)
 
 
 class Rollouter:
@@ -172,7 +171,7 @@ class Rollouter:
             RollVerify Section 4.3; what happens to unfinished trajectories is our choice.
         """
         if is_on_policy:
-            self._drop(self._buffer.group_ids())
+            self._drop(lambda one: False, "the run goes on on-policy")
         self.is_on_policy = is_on_policy
 
     def drop_older(self, policy_version: int, *, verified: bool) -> None:
@@ -184,20 +183,23 @@ class Rollouter:
             policy_version: version the engine will hold.
             verified: True keeps older tokens that were verified against this version.
         """
-        self._drop(
-            group_id
-            for group_id in self._buffer.group_ids()
-            if not all(
-                is_current(one, policy_version, verified=verified)
-                for one in self._buffer.group(group_id)
-            )
-        )
+        rule = partial(is_current, policy_version=policy_version, verified=verified)
+        why = "tokens of an older policy" + verified * " were not verified against this one"
+        self._drop(rule, why)
 
-    def _drop(self, group_ids: Iterable[int]) -> None:
-        num_dropped = drop_groups(list(group_ids), self._buffer, self._ledger, self._queue)
-        if num_dropped:
-            logger.info("%d unfinished groups are dropped and start again", num_dropped)
-        self.num_dropped += num_dropped
+    def drop_unrouted(self, *, recorded_later: int | None) -> None:
+        """Drop groups with tokens whose experts were not recorded and will not be.
+
+        For a run that is resumed with another mode of routing replay.
+
+        Args:
+            recorded_later: version whose tokens get their experts after the phase; None: none do.
+        """
+        rule = partial(is_routed, except_version=recorded_later)
+        self._drop(rule, "the experts of some tokens were not recorded")
+
+    def _drop(self, may_go_on: Callable[[TensorDict], bool], why: str) -> None:
+        self.num_dropped += drop_groups(self._buffer, self._ledger, self._queue, may_go_on, why)
 
     def state_dict(self) -> dict[str, int]:
         """JSON counts of this rank; the mode follows from the method and the acceptance window."""

@@ -19,9 +19,21 @@ def num_rows(trajectory: TensorDict) -> int:
     return len(trajectory[ROUTING]) if ROUTING in trajectory else 0
 
 
-def is_routed(trajectory: TensorDict) -> bool:
-    """Whether every token that was fed to the model has its row."""
-    return num_rows(trajectory) == num_fed_tokens(trajectory)
+def is_routed(trajectory: TensorDict, *, except_version: int | None = None) -> bool:
+    """Whether every token that was fed to the model has its row.
+
+    Args:
+        trajectory: finished or not.
+        except_version: newest version, whose tokens need no row yet; None: all tokens need theirs.
+
+    Returns:
+        True without tokens.
+    """
+    if except_version is None:
+        return num_rows(trajectory) == num_fed_tokens(trajectory)
+    num_older = int((trajectory["policy_version"] != except_version).sum())
+    num_prompt = len(trajectory["prompt_ids"])
+    return num_older == 0 or num_rows(trajectory) >= num_prompt + num_older - 1
 
 
 def check_routed(trajectory: TensorDict) -> None:

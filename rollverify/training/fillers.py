@@ -20,7 +20,8 @@ def filler_rows(number: int, routing: RoutingShape | None = None) -> list[Trajec
         routing: gives them experts, spread evenly; None leaves the choice to the router.
     """
     zero = torch.zeros(1, dtype=torch.int64)
-    experts = [None] * number if routing is None else spread_experts(number, routing).split(1)
+    # One by one: `split` would make one empty part of none.
+    experts = [None] * number if routing is None else spread_experts(number, routing)[:, None]
     return [
         TrajectoryRow(
             tokens=zero,

@@ -106,6 +106,8 @@ class TrajectoryScorer:
         """
         rows = self._rows(trajectories, with_routing=False)
         scores, routes = self._trainer.score_and_route(rows, temperature=self._temperature)
+        if self._routing is not None:  # The engine's type, so that rows of both can be joined.
+            routes = [ids.to(self._routing.dtype) for ids in routes]
         per_trajectory = self._per_trajectory(rows, scores, trajectories)
         return per_trajectory, trajectory_values(rows, routes, len(trajectories))
 

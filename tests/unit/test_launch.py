@@ -184,6 +184,11 @@ def test_ctrl_c_while_the_launcher_is_loaded_prints_nothing(tmp_path: Path) -> N
         (["--nproc", "0", "--"], "NGPU (--nproc) must be a whole number >= 1, got '0'"),
         (["--nproc", "1", "--", "--config", "no.toml"], "no.toml"),
         (["--nproc", "3", "--", "--rollout.prompts-per-step", "32"], "3"),
+        (
+            # default.toml compares with the engine's log-probs and leaves the anchor pass out.
+            ["--nproc", "1", "--", "--routing-replay.mode", "trainer"],
+            "routing_replay.mode = 'trainer' records experts in the anchor pass",
+        ),
     ],
 )
 def test_bad_command_line_is_one_line_without_torch(flags: list[str], message: str) -> None:

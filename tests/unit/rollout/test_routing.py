@@ -35,6 +35,20 @@ def experts(made: TensorDict) -> list[int]:
     return made[ROUTING].flatten().tolist()
 
 
+def generate(
+    parts: Parts, trajectories: list[TensorDict], *, num_steps: int, version: int = 0
+) -> None:
+    """That many tokens of each, then a pause."""
+    parts.engine.version = version
+    parts.loop.begin(version, len(trajectories))
+    for one in trajectories:
+        parts.rollouter._start(one)
+    for _ in range(num_steps):
+        parts.loop.step()
+    if parts.loop.num_in_flight:
+        parts.rollouter._pause_all(None)
+
+
 def test_every_token_but_the_last_has_a_row():
     """RR01: P=3, R=4: 6 rows."""
     made = routed()
@@ -100,6 +114,48 @@ def test_a_cut_row_leaves_no_memory_behind():
     assert made[ROUTING].untyped_storage().nbytes() == 3  # P + 1 - 1 rows of one byte
 
 
+@pytest.mark.parametrize(
+    ("held", "except_version", "expected"),
+    [
+        (6, None, True),
+        (5, None, False),
+        # Tokens of version 1 get theirs later: 3 + 2 - 1 rows for those of version 0.
+        (4, 1, True),
+        (3, 1, False),
+        (0, 1, False),
+        (6, 1, True),
+        (4, 2, False),
+    ],
+)
+def test_only_tokens_of_the_version_left_out_may_lack_their_rows(held, except_version, expected):
+    made = trajectory(range(3), [1, 2])
+    append_segment(made, [3, 4], [-1.0] * 2, policy_version=1, seed=0)
+    if held:
+        made[ROUTING] = rows(*range(held))
+    assert is_routed(made, except_version=except_version) is expected
+
+
+def test_a_response_under_the_version_left_out_alone_needs_no_row():
+    assert is_routed(trajectory(range(3), [1, 2]), except_version=0)
+    assert is_routed(trajectory(range(3), []), except_version=1)
+
+
+def test_groups_without_the_rows_of_their_tokens_start_again(caplog):
+    """One response of group 0 lost its rows, as in a phase without replay; 2 has not begun."""
+    parts = make_parts(FakeEngine(records_routing=True), routing="keep", group_size=2)
+    for _ in range(3):
+        parts.rollouter._draw_group()
+    begun = parts.buffer.trajectories()[:4]
+    generate(parts, begun, num_steps=2)
+    del begun[1][ROUTING]
+    with caplog.at_level("INFO"):
+        parts.rollouter.drop_unrouted(recorded_later=None)
+    assert parts.buffer.group_ids() == [1, 2]
+    assert parts.queue.returned_ids() == [0] and parts.rollouter.num_dropped == 1
+    assert "1 unfinished groups are dropped and start again: the experts of some" in caplog.text
+    parts.check()
+
+
 def test_ids_above_255_are_kept():
     """RR09: expert 300 stays 300; one byte would make it 44."""
     made = trajectory([1], [2])
@@ -141,13 +197,7 @@ def resumed_once(parts: Parts) -> TensorDict:
     parts.rollouter._draw_group()
     (one,) = parts.buffer.trajectories()
     for version in (0, 1):
-        parts.engine.version = version
-        parts.loop.begin(version, 1)
-        parts.loop.start(one)
-        for _ in range(2):
-            parts.loop.step()
-        if parts.loop.num_in_flight:
-            parts.loop.pause()
+        generate(parts, [one], num_steps=2, version=version)
     return one
 
 

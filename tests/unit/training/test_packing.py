@@ -150,6 +150,10 @@ def test_fillers_spread_over_the_experts():
         assert all(len(set(one[0, layer].tolist())) == 2 for one in experts)
 
 
+def test_a_rank_that_lacks_no_row_gets_no_filler_with_experts_either():
+    assert filler_rows(0, RoutingShape(num_layers=3, experts_per_token=2, num_experts=4)) == []
+
+
 def test_filler_experts_beyond_255_fit_their_type():
     """RR09: with 512 experts, filler 150 goes to 300 and 301."""
     fillers = filler_rows(151, RoutingShape(num_layers=1, experts_per_token=2, num_experts=512))

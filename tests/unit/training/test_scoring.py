@@ -111,3 +111,17 @@ def test_the_routers_own_choice_comes_back_per_trajectory():
     scores, routes = scorer(ScoringTrainer()).score_and_route(batch)
     assert [len(one) for one in scores] == [2, 0, 1]
     assert [None if r is None else r.flatten().tolist() for r in routes] == [[0, 1, 2], None, [0]]
+
+
+def test_the_trainers_choice_has_the_type_of_the_engines():
+    """A run that changes from one to the other joins rows of both: one byte up to 256 experts."""
+    shape = RoutingShape(num_layers=1, experts_per_token=1, num_experts=8)
+    made = TrajectoryScorer(
+        trainer=ScoringTrainer(),
+        micro_batch_tokens=8,
+        temperature=1.0,
+        data_group=None,
+        routing=shape,
+    )
+    _, (routes,) = made.score_and_route([trajectory([1, 2], [3])])
+    assert routes is not None and routes.dtype == torch.uint8
