@@ -46,4 +46,5 @@ class DataConfig(Table):
     shuffle: bool = True
     """Whether training prompts are put in a new order, derived from the seed, in each pass."""
     reward: Literal["exact_answer", "math"] = "exact_answer"
-    """exact_answer: 1 if the response's answer equals the prompt's, else 0."""
+    """exact_answer: 1 if the response's last line equals the answer, else 0. math: 1 if its last
+    box means the same as the answer, which is LaTeX or a number (docs/rewards.md)."""

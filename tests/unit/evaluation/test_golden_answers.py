@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollverify.data.prompts import Prompt
-from rollverify.rewards import ANSWERS, REWARDS
+from rollverify.rewards import ANSWERS, REWARDS, close_reward, make_reward
 
 LINES = (Path(__file__).parent / "golden_answers.jsonl").read_text(encoding="utf-8").splitlines()
 ROWS = [json.loads(line) for line in LINES]
@@ -29,5 +29,15 @@ def test_an_answer_is_read_as_it_is_graded(row):
     assert (found == row["answer"].strip()) == (row["reward"] > 0)
 
 
-def test_every_reward_that_offers_answers_exists():
-    assert ANSWERS.keys() <= REWARDS.keys()
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_reward_that_offers_answers_exists(name):
+    reward = make_reward(name, time_out_s=1.0, num_workers=1)
+    assert callable(reward)
+    close_reward(reward)
+
+
+def test_a_maths_answer_is_the_last_box_in_written_form():
+    """maj@k counts the same text for 1/2 however the box is spaced, and none without a box."""
+    texts = [r"so \boxed{ \frac{1}{2} }", r"\boxed{3} no, \boxed{\frac{1}{2}}", "0.5"]
+    first, second, none = map(ANSWERS["math"], texts)
+    assert first == second and first is not None and none is None
