@@ -1,6 +1,7 @@
 """Jobs with experts and routing replay, as a user starts them: killed, on two ranks, changed modes.
 
-One tiny base model serves all. Runs that nothing interrupts share processes, see `chained_train`.
+One tiny base model serves all. Runs on one rank that nothing interrupts share a process, see
+`chained_train`.
 """
 
 import json
@@ -44,13 +45,15 @@ PARITY = 1e-5
 
 _CHAIN = (
     "import sys; from rollverify.launch import Modules, launch; "
-    "sys.exit(launch(sys.argv[2:], int(sys.argv[1]), needs_prepare=False, "
+    "sys.exit(launch(sys.argv[1:], 1, needs_prepare=False, "
     "modules=Modules(train='chained_train')))"
 )
 
 
-def chain(workspace: Path, *runs: tuple[str, dict[str, Any]], ranks: int = 1) -> str:
-    """Run (name, settings) one after the other in one process per rank; returns what they print.
+def chain(workspace: Path, *runs: tuple[str, dict[str, Any]]) -> str:
+    """Run (name, settings) one after the other in one process; returns what they print.
+
+    On one rank only: two that make a second process group in one process can miss each other.
 
     The base model must be there. A name that comes again goes on from where that run ended.
     """
@@ -62,7 +65,7 @@ def chain(workspace: Path, *runs: tuple[str, dict[str, Any]], ranks: int = 1) ->
         words += [word for key, value in values.items() for word in (f"--{key}", str(value))]
         words += ["--resume"] * (name in [earlier for earlier, _ in runs[:number]])
     process = subprocess.Popen(
-        [sys.executable, "-c", _CHAIN, str(ranks), *words],
+        [sys.executable, "-c", _CHAIN, *words],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -97,11 +100,12 @@ def two_ranks(workspace: Path) -> Path:
 
     Resumed responses take the rows of the new forward pass: every log-prob can be compared.
     """
-    settings = {"routing_replay.on_resume": "replace"}
-    sharded = settings | {"training.steps": 4}
+    settings = MOE | {"routing_replay.on_resume": "replace"}
+    finish(start(workspace, "two", settings=settings | {"training.steps": 4}, ranks=2))
+    folder = folder_of(workspace, "two")
     experts = settings | {"parallelism.expert_parallel": 2}
-    chain(workspace, ("two", sharded), ("two", experts), ranks=2)
-    return folder_of(workspace, "two")
+    finish(start(workspace, "two", "--resume", str(folder), settings=experts, ranks=2))
+    return folder
 
 
 def steps_of(folder: Path) -> list[dict[str, float]]:
