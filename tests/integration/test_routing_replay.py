@@ -169,6 +169,9 @@ def test_a_perturbed_router_stays_close_to_the_engine_only_under_replay(
     pair: Pair, tmp_path: Path
 ) -> None:
     """Gates of size 0.2, off by 2e-4: their weights move a little, and near ties fall elsewhere."""
+    # Other tests have trained the model: the near ties meant here are those of the first weights.
+    weights, folder = pair.trainer.model.state_dict(), str(pair.folder)
+    pair.trainer.checkpointer.dcp_load(weights, folder, from_hf=True, from_quantized=False)
     pair.sync.push(0)
     run = Run(pair, tmp_path, routing=SHAPE)
     state = run.step(0, train=lambda finished: None)
@@ -187,4 +190,4 @@ def test_a_perturbed_router_stays_close_to_the_engine_only_under_replay(
         for gate, off in zip(gates, noise, strict=True):
             gate.to_local().sub_(off)
     replayed, native = gaps
-    assert 20 * replayed < native  # Measured: 0.02 and 2.6 nats.
+    assert 20 * replayed < native  # Measured: 0.012 and 2.6 nats.
