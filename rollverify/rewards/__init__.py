@@ -14,8 +14,7 @@ logger = logging.getLogger(__name__)
 Reward = Callable[[Prompt, str], float]
 """(prompt, decoded response without special tokens) -> score of the response.
 
-It may be an object that also has `score_all`, `answer_of`, `take_counts` and `close`, as
-`MathReward` has.
+It may be an object that also has `score_all`, `take_counts` and `close`, as `MathReward` has.
 """
 
 

@@ -16,7 +16,6 @@ from rollverify.rewards.math_answer import (
     is_prose,
     is_same_text,
     last_box,
-    written_answer,
     written_form,
 )
 from rollverify.rewards.math_numbers import compare_plain, is_plain
@@ -107,10 +106,6 @@ class MathReward:
         # An error or time-out against "0" would be one against every response, too.
         bad = {g for g, reply in zip(unclear, replies, strict=True) if reply["verdict"] in COUNTED}
         return [index for index, g in enumerate(golds) if g in bad or is_prose(g)]
-
-    def answer_of(self, response_text: str) -> str | None:
-        """The final answer of a response in written form, for votes; None if it gives none."""
-        return written_answer(response_text)
 
     def take_counts(self) -> dict[str, int]:
         """Graded responses per verdict of `COUNTED` since the last call."""

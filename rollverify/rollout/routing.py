@@ -7,6 +7,7 @@ response that has not begun has none at all. Does not decide whether routing is 
 Example: prompt of 3, response of 4 tokens: 6 rows. Cut to 2 response tokens: 4 rows.
 """
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -81,8 +82,7 @@ def join_routing(trajectory: TensorDict, given: Tensor, *, replace: bool) -> Non
             f"{name_of(trajectory)}: routing of {list(given.shape[1:])} {given.dtype} per token "
             f"does not go on from {list(old.shape[1:])} {old.dtype}"
         )
-    trajectory[ROUTING] = given.clone()
-    trajectory[ROUTING][:held] = old
+    trajectory[ROUTING] = torch.cat([old, given[held:]])
 
 
 def num_changed_rows(trajectory: TensorDict, given: Tensor) -> int:

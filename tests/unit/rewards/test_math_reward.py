@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollverify.data.prompts import Prompt
+from rollverify.rewards.math_answer import written_answer
 from rollverify.rewards.math_reward import MathReward
 
 FOLDER = Path(__file__).parent
@@ -210,9 +211,9 @@ def test_a_time_out_is_believed_the_second_time(reward, monkeypatch):
     assert len(asked) == 2 and reward.take_counts()["timeout"] == 4
 
 
-def test_the_answer_of_a_response_is_its_written_form(reward):
-    assert reward.answer_of(r"so $\boxed{\dfrac{1}{2}.}$") == r"\frac{1}{2}"
-    assert reward.answer_of("no box") is None
+def test_the_answer_of_a_response_is_its_written_form():
+    assert written_answer(r"so $\boxed{\dfrac{1}{2}.}$") == r"\frac{1}{2}"
+    assert written_answer("no box") is None
 
 
 def test_plain_numbers_need_no_process():
