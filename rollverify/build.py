@@ -157,6 +157,7 @@ def build_hooks(
 
     add(HookPoint.AFTER_TRAIN, "mark_trained", stages.accounting.after_train)
     add(HookPoint.AFTER_TRAIN, "routing_metrics", stages.routing_metrics)
+    add(HookPoint.AFTER_TRAIN, "noise_floor", stages.noise_floor)
 
     add(HookPoint.BEFORE_WEIGHT_SYNC, "ops_scoring", stages.ops_scoring)
     add(HookPoint.BEFORE_WEIGHT_SYNC, "filter", stages.filter)

@@ -1,4 +1,4 @@
-"""The table at the end of a run: accuracy before and after, time by phase.
+"""The tables at the end of a run: accuracy, engine against trainer, time by phase.
 
 Reads the run folder's metrics.jsonl, so a resumed run reports all of its steps.
 """
@@ -51,17 +51,42 @@ def _time_rows(steps: list[dict[str, float]], unlogged_s: Mapping[str, float]) -
     return rows
 
 
+def _mismatch_rows(
+    steps: list[dict[str, float]], segment_threshold: float | None
+) -> list[list[str]]:
+    """Of all trained tokens; none where no step has compared the two."""
+    steps = [step for step in steps if "mismatch/ops_mean" in step]
+    num_tokens = sum(step["train/num_tokens"] for step in steps)
+    if not num_tokens:
+        return []
+
+    def mean(key: str) -> str:
+        return f"{sum(step[key] * step['train/num_tokens'] for step in steps) / num_tokens:.2g}"
+
+    rows = [
+        ["engine against trainer, same weights", "per token"],
+        ["mean |log ratio|, nats", mean("mismatch/logprob_abs_mean")],
+        ["largest", f"{max(step['mismatch/logprob_abs_max'] for step in steps):.2g}"],
+        ["mean |ratio - 1|, the noise floor of OPS", mean("mismatch/ops_mean")],
+    ]
+    if segment_threshold is not None:
+        rows.append(["verification.segment_threshold, d_s", f"{segment_threshold:g}"])
+    return rows
+
+
 def final_report(
     folder: Path,
     results: dict[int, dict[str, float]],
     unlogged_s: Mapping[str, float],
+    segment_threshold: float | None = None,
 ) -> str:
-    """Print the table and keep it as report.txt in the run folder.
+    """Print the tables and keep them as report.txt in the run folder.
 
     Args:
         folder: of the run.
         results: evaluation metrics by step; empty where evaluation was off.
         unlogged_s: seconds by phase of what followed the last line, such as its checkpoint.
+        segment_threshold: d_s, dimensionless; None where nothing is verified.
 
     Returns:
         The text.
@@ -71,6 +96,8 @@ def final_report(
     parts = []
     if results:
         parts.append(summary_table(_accuracy_rows(results)))
+    if rows := _mismatch_rows(steps, segment_threshold):
+        parts.append(summary_table(rows))
     parts.append(summary_table(_time_rows(steps, unlogged_s)))
     events = folder / TENSORBOARD_FOLDER
     hint = f"   (tensorboard --logdir {events})" if events.is_dir() else ""

@@ -26,6 +26,7 @@ from rollverify.rollout.rollouter import Rollouter
 from rollverify.stages.accounting import Accounting
 from rollverify.stages.anchor_scoring import AnchorScoring
 from rollverify.stages.filtering import TrajectoryFilter, keep_close, keep_young
+from rollverify.stages.noise_floor import NoiseFloor
 from rollverify.stages.ops_scoring import OpsScoring
 from rollverify.stages.routing_metrics import NativeMismatch, RoutingMetrics
 from rollverify.stages.switching import Switching
@@ -146,6 +147,7 @@ class Stages:
     accounting: Accounting
     native_mismatch: NativeMismatch | None = None
     routing_metrics: RoutingMetrics | None = None
+    noise_floor: NoiseFloor | None = None
     anchor_scoring: AnchorScoring | None = None
     ops_scoring: OpsScoring | None = None
     filter: TrajectoryFilter | None = None
@@ -194,6 +196,11 @@ def make_stages(
         filter=_filter(config, parts, ops_scoring, policy) if config.filter.name != "off" else None,
         verification=_verification(config, parts, ops_scoring, policy, log)
         if must_verify and log is not None
+        else None,
+        noise_floor=NoiseFloor(
+            segment_threshold=verification.segment_threshold, reference=verification.reference
+        )
+        if must_verify
         else None,
         switching=Switching(
             window=window, ops_scoring=ops_scoring, rollouter=parts.rollouter, data_group=group

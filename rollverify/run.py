@@ -114,7 +114,9 @@ class Run:
         self.stop.done()
         if self.rank == 0:
             results = self.evaluation.results if self.evaluation else {}
-            final_report(self.folder, results, self.recorder.unlogged_s)
+            verifies = self.config.method.name == "rollverify"
+            threshold = self.config.verification.segment_threshold if verifies else None
+            final_report(self.folder, results, self.recorder.unlogged_s, threshold)
         return 0
 
     def save_after_failure(self) -> None:

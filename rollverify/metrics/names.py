@@ -101,6 +101,7 @@ METRICS: dict[str, Metric] = {
     "mismatch/logprob_abs_mean": Metric("nats", "mean |anchor - behavior| over loss tokens"),
     "mismatch/logprob_abs_max": Metric("nats", "largest |anchor - behavior|"),
     "mismatch/k3_nats": Metric("nats", "k3 estimate of KL(behavior || anchor)"),
+    "mismatch/ops_mean": Metric("1", "mean |p_trainer / p_engine - 1|: noise floor of OPS"),
     "mismatch/age_<age>": Metric("nats", "mean |anchor - behavior| of loss tokens of this age"),
     "mismatch/native_abs_mean": Metric("nats", "mean |own - behavior| of new tokens, no replay"),
     "mismatch/native_abs_max": Metric("nats", "largest |own - behavior| of new tokens, no replay"),

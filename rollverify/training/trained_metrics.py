@@ -29,7 +29,9 @@ def trained_metrics(
     anchor where it has one; without one, 0 for a token of this very version and with the engine's
     log-prob for an older one. The mismatch compares engine and trainer under one version: behavior
     with the anchor, or with the policy itself for a token of this version. An older token without
-    an anchor has no mismatch that could be told apart from staleness, and is left out.
+    an anchor has no mismatch that could be told apart from staleness, and is left out. Its mean
+    OPS is the noise floor: what verification would see of a policy that has not moved, if it
+    compared with the engine's log-probs.
 
     Args:
         finished: this rank's trajectories.
@@ -38,7 +40,8 @@ def trained_metrics(
         data_group: ranks that hold different trajectories; None where there is one.
 
     Returns:
-        Metrics of `ops/trained_*`, `mismatch/age_*` and `staleness/`, the same on every rank.
+        Metrics of `ops/trained_*`, `mismatch/age_*`, `mismatch/ops_mean` and `staleness/`, the same
+        on every rank.
 
     Raises:
         ValueError: if a log-prob of a trained token is not finite, or it is of a newer version.
@@ -60,6 +63,8 @@ def trained_metrics(
     by_age = sums_by_age(mismatch[is_known], token_ages[is_known])
     ages_only = sums_by_age(torch.ones(len(token_ages)), token_ages)
     by_age |= {f"tokens_{age}": ages_only[f"num_{age}"] for age in AGES}
+    noise = layout.response_values(token_ops(own, behavior, layout))[is_known]
+    by_age |= {"noise": noise.double().sum().item(), "num_known": float(len(noise))}
     staleness = trajectory_staleness(versions, layout, policy_version)[layout.nonempty_trajectories]
     return metrics | _staleness_metrics(by_age, staleness, layout, data_group)
 
@@ -79,6 +84,7 @@ def _staleness_metrics(
     if data_group is not None:
         sums, maxima = reduce_metrics(sums, maxima, data_group)
     metrics = {f"mismatch/age_{age}": mean for age, mean in means_by_age(sums).items()}
+    metrics["mismatch/ops_mean"] = sums["noise"] / max(1.0, sums["num_known"])
     for age in AGES:
         metrics[f"staleness/trained_tokens_age_{age}_frac"] = sums[f"tokens_{age}"] / max(
             1.0, sums["tokens"]

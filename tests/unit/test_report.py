@@ -61,6 +61,26 @@ def test_the_checkpoint_after_the_last_line_counts(tmp_path):
     assert found["all"] == ["12.2", "100.0 %"]
 
 
+def mismatch(mean: float, largest: float, noise: float, tokens: int) -> dict[str, float]:
+    return {
+        "mismatch/logprob_abs_mean": mean,
+        "mismatch/logprob_abs_max": largest,
+        "mismatch/ops_mean": noise,
+        "train/num_tokens": tokens,
+    }
+
+
+def test_the_noise_floor_stands_beside_the_segment_threshold(tmp_path):
+    first, second = mismatch(0.02, 0.5, 0.03, 100), mismatch(0.04, 0.25, 0.05, 300)
+    write_steps(tmp_path, [{"step": 1, **STEP, **first}, {"step": 2, **STEP, **second}])
+    found = rows(final_report(tmp_path, {}, {}, 0.01))
+    assert found["mean |log ratio|, nats"] == ["0.035"]  # (0.02 * 100 + 0.04 * 300) / 400
+    assert found["largest"] == ["0.5"]
+    assert found["mean |ratio - 1|, the noise floor of OPS"] == ["0.045"]
+    assert found["verification.segment_threshold, d_s"] == ["0.01"]
+    assert "verification.segment_threshold, d_s" not in rows(final_report(tmp_path, {}, {}))
+
+
 def test_tensorboard_is_mentioned_where_it_was_on(tmp_path):
     write_steps(tmp_path, [{"step": 1, **STEP}])
     assert "--logdir" not in final_report(tmp_path, {}, {})

@@ -49,6 +49,7 @@ def test_staleness_and_mismatch_by_hand():
         # Against the anchor: 0 and 0.1. Against the policy itself: 0.3 and 0.
         "mismatch/age_3": 0.05,
         "mismatch/age_0": 0.15,
+        "mismatch/ops_mean": (exp(0.1) - 1 + 1 - exp(-0.3)) / 4,
         "staleness/trained_tokens_age_0_frac": 0.5,
         "staleness/trained_tokens_age_1_frac": 0.0,
         "staleness/trained_tokens_age_2_frac": 0.0,
@@ -65,6 +66,7 @@ def test_staleness_and_mismatch_by_hand():
 def test_an_old_token_without_an_anchor_is_compared_with_the_engine():
     old = paused({1: [-1.0]}, has_anchors=False)
     metrics = trained_metrics([old], torch.tensor([-1.2]), 2, None)
+    assert metrics["mismatch/ops_mean"] == 0.0  # Noise and staleness cannot be told apart.
     assert metrics["ops/trained_token_mean"] == pytest.approx(1 - exp(-0.2), abs=1e-6)
 
 
