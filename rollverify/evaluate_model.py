@@ -160,6 +160,7 @@ def _generate(
     left: Sequence[int],
     records: RecordFile,
 ) -> None:
+    from rollverify.evaluation.grading import BackgroundGrading
     from rollverify.evaluation.requests import problem_requests
     from rollverify.evaluation.sampling import run_problems
     from rollverify.parts import make_engine
@@ -181,15 +182,18 @@ def _generate(
 
     num_done = 0
 
-    def finish(index: int, completions: list["Completion"]) -> None:
+    def write(record: ProblemRecord) -> None:
         nonlocal num_done
-        records.append(recorder.record(index, completions))
+        records.append(record)
         num_done += 1
         if num_done * PROGRESS_PARTS // len(left) > (num_done - 1) * PROGRESS_PARTS // len(left):
             logger.info("%d of %d problems done", num_done, len(left))
 
-    with contextlib.closing(make_engine(config, model)) as engine:
-        run_problems(engine, problems(), config.engine.max_num_seqs, finish)
+    with (
+        contextlib.closing(make_engine(config, model)) as engine,
+        BackgroundGrading(recorder.record, write, config.reward.num_workers) as grading,
+    ):
+        run_problems(engine, problems(), config.engine.max_num_seqs, grading.add)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -167,6 +167,7 @@ def make_evaluation(
         last_step=config.training.steps,
         data_rank=policy.data_rank,
         data_world_size=policy.data_world_size,
+        num_graders=config.reward.num_workers,
     )
 
 

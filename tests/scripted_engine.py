@@ -1,16 +1,19 @@
 """A rollout engine that says what it is told to, and what makes `evaluate_model` start it.
 
 `python -m scripted_engine KILL_AT flags...` is `evaluate_model` with that engine: with KILL_AT > 0
-the process kills itself in the engine's step of that number.
+the process kills itself in the engine's step of that number, once a problem is recorded.
 """
 
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rollverify.evaluation.records import RECORDS_FILE, read_records
 from rollverify.rollout.engine import Completion, GenerationRequest
 from rollverify.tasks.tokenizer import EOS_ID, build_tokenizer
 
@@ -21,23 +24,17 @@ class ScriptedEngine:
     A text that ends with "~" is cut by the length limit there.
     """
 
-    def __init__(
-        self, texts: Mapping[str, str] | None = None, *, default: str = "00k\n", kill_at: int = 0
-    ) -> None:
-        self._texts, self._default, self._kill_at = texts or {}, default, kill_at
+    def __init__(self, texts: Mapping[str, str] | None = None, *, default: str = "00k\n") -> None:
+        self._texts, self._default = texts or {}, default
         self.requests: list[GenerationRequest] = []
         self.is_closed = False
         self._waiting: list[GenerationRequest] = []
-        self._num_steps = 0
 
     def add_request(self, request: GenerationRequest) -> None:
         self.requests.append(request)
         self._waiting.append(request)
 
     def step(self) -> list[Completion]:
-        self._num_steps += 1
-        if self._num_steps == self._kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
         request = self._waiting.pop(0)
         text = self._texts.get(request.request_id, self._default)
         is_cut = text.endswith("~")
@@ -59,6 +56,24 @@ class ScriptedEngine:
         self.is_closed = True
 
 
+class DyingEngine(ScriptedEngine):
+    """Kills the process in a step, once the file of records has one: grading has its own time."""
+
+    def __init__(self, kill_at: int, records: Path) -> None:
+        super().__init__()
+        self._kill_at, self._records = kill_at, records
+        self._num_steps = 0
+
+    def step(self) -> list[Completion]:
+        self._num_steps += 1
+        if self._num_steps == self._kill_at:
+            deadline = time.monotonic() + 30.0
+            while not read_records(self._records)[1] and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step()
+
+
 def parts_with(engine: Any) -> ModuleType:
     """A stand-in for `rollverify.parts`, which would load vLLM."""
     module = ModuleType("rollverify.parts")
@@ -67,7 +82,11 @@ def parts_with(engine: Any) -> ModuleType:
 
 
 if __name__ == "__main__":
-    sys.modules["rollverify.parts"] = parts_with(ScriptedEngine(kill_at=int(sys.argv[1])))
+    engine = ScriptedEngine()
+    if kill_at := int(sys.argv[1]):
+        folder = Path(sys.argv[sys.argv.index("--evaluation.output") + 1])
+        engine = DyingEngine(kill_at, folder / RECORDS_FILE)
+    sys.modules["rollverify.parts"] = parts_with(engine)
     from rollverify.evaluate_model import main
 
     sys.exit(main(sys.argv[2:]))

@@ -5,11 +5,12 @@ evaluations of the same weights agree token for token. Does not touch the traini
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from rollverify.evaluation.requests import problem_requests, request_name
 from rollverify.metrics.reduction import reduce_metrics
-from rollverify.rollout.engine import RolloutEngine
+from rollverify.rollout.engine import Completion, RolloutEngine
 from rollverify.rollout.generation import run_requests
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.state import StepState
@@ -35,6 +36,7 @@ class Evaluation:
         last_step: int,
         data_rank: int,
         data_world_size: int,
+        num_graders: int = 1,
     ) -> None:
         """Set up.
 
@@ -51,6 +53,7 @@ class Evaluation:
             last_step: evaluated in any case.
             data_rank: this rank's place among the data ranks.
             data_world_size: number of data ranks.
+            num_graders: responses graded at once, in threads, >= 1.
         """
         self._engine = engine
         self._prompts = list(enumerate(prompts))[data_rank::data_world_size]
@@ -62,6 +65,7 @@ class Evaluation:
         self._run_seed = run_seed
         self._every_steps = every_steps
         self._last_step = last_step
+        self._num_graders = num_graders
         self.results: dict[int, dict[str, float]] = {}
         """Metrics by step; step 0 is the base model. Part of a checkpoint."""
 
@@ -102,17 +106,13 @@ class Evaluation:
         sums: dict[str, float] = dict.fromkeys(
             ("problems", "greedy", "sampled", "tokens", "truncated"), 0.0
         )
-        for index, prompt in self._prompts:
+        for rewards, answers in self._graded(completions):
+            greedy, *sampled = (float(reward > 0) for reward in rewards)
             sums["problems"] += 1
-            for sample in range(self._k + 1):
-                completion = completions[request_name(index, sample)]
-                right = float(prompt.grade(completion.token_ids) > 0)
-                if sample == 0:
-                    sums["greedy"] += right
-                else:
-                    sums["sampled"] += right
-                    sums["tokens"] += len(completion.token_ids)
-                    sums["truncated"] += completion.finish_reason == "length"
+            sums["greedy"] += greedy
+            sums["sampled"] += sum(sampled)
+            sums["tokens"] += sum(len(one.token_ids) for one in answers[1:])
+            sums["truncated"] += sum(one.finish_reason == "length" for one in answers[1:])
         sums, _ = reduce_metrics(sums, {})
         num_samples = sums["problems"] * self._k
         metrics = {
@@ -130,3 +130,15 @@ class Evaluation:
             metrics[f"eval/mean_at_{self._k}"],
         )
         return metrics
+
+    def _graded(
+        self, completions: Mapping[str, Completion]
+    ) -> Iterator[tuple[list[float], list[Completion]]]:
+        """Rewards and responses of each problem, the greedy one first."""
+
+        def grade(index: int, prompt: EncodedPrompt) -> tuple[list[float], list[Completion]]:
+            answers = [completions[request_name(index, one)] for one in range(self._k + 1)]
+            return [prompt.grade(one.token_ids) for one in answers], answers
+
+        with ThreadPoolExecutor(self._num_graders, thread_name_prefix="grading") as threads:
+            yield from threads.map(grade, *zip(*self._prompts, strict=True))

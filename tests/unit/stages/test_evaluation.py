@@ -1,5 +1,8 @@
 """The test set pass: requests, shares of ranks, arithmetic, and when it is due."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 from fakes import EOS, FakeEngine
 
@@ -104,3 +107,19 @@ def test_it_is_due_every_so_many_steps_and_at_the_end(every_steps, expected):
             done.append(step)
             assert state.metrics == stage.results[step]
     assert done == expected == list(stage.results)
+
+
+def test_responses_are_graded_by_as_many_threads_as_asked_for():
+    """Each grading waits for another one to have begun, so one thread alone would never end."""
+    pair = threading.Barrier(2)
+
+    def together(ids: list[int]) -> float:
+        pair.wait(timeout=30.0)
+        return grade(ids)
+
+    prompts = [
+        EncodedPrompt(token_ids=(number,), grade=together, prompt_index=number)
+        for number in range(2)
+    ]
+    metrics = evaluation(prompts=prompts, num_graders=2).run(0)
+    assert metrics == evaluation(prompts=[replace(one, grade=grade) for one in prompts]).run(0)
