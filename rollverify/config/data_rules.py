@@ -62,6 +62,12 @@ def _check_table(key: str, entries: dict[str, object], keys: tuple[str, ...]) ->
 
 def _check_wording(config: Config) -> None:
     data = config.data
+    if data.reward == "math" and not data.train and not data.test:
+        raise RuleError(
+            ("data.reward", "data.train"),
+            "data.reward = 'math' reads the last \\boxed{} of a response, which the built-in task "
+            "never asks for; set data.train and data.test, or data.reward = 'exact_answer'",
+        )
     if data.template not in TEMPLATE_NAMES and data.template.count("{prompt}") != 1:
         raise RuleError(
             ("data.template",),

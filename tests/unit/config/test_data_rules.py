@@ -25,6 +25,7 @@ BROKEN = [
     ({"template": "{prompt} {prompt}"}, "a text that holds {prompt} once"),
     ({"template": ""}, "data.template must be one of"),
     ({"system_prompt": "Be brief."}, "set data.chat_template = true"),
+    ({"reward": "math"}, "which the built-in task never asks for"),
 ]
 
 
@@ -43,6 +44,7 @@ def test_broken_rule_is_refused(settings: dict[str, object], message: str) -> No
         {"test": "b.jsonl"},
         {"template": "Q: {prompt}\nA: {braces}"},
         {"system_prompt": "Be brief.", "chat_template": True},
+        {"reward": "math", "test": "gsm8k:test.jsonl"},
         BOTH | {"train_columns": {"prompt": "q", "answer": "a", "id": "i"}},
         BOTH | {"test_hub": {"subset": "main", "split": "dev", "revision": "v1"}},
     ],
