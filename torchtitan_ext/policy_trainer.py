@@ -80,6 +80,11 @@ def _with_own_storage(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
+def _full(tensor: DTensor) -> Tensor:
+    """The whole of a sharded tensor; with a single rank nothing has to be gathered."""
+    return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
+
+
 class PolicyTrainer(Trainer):
     """Updates and scores a policy. All public methods with collectives say so."""
 
@@ -286,7 +291,7 @@ class PolicyTrainer(Trainer):
         assert spec is not None and spec.state_dict_adapter is not None
         adapter = spec.state_dict_adapter(self.model_config, None)
         for name, value in self.model.state_dict().items():
-            full = value.full_tensor() if isinstance(value, DTensor) else value
+            full = _full(value) if isinstance(value, DTensor) else value
             # Given a DTensor the adapter would name the experts of this rank only.
             parts = adapter.to_hf({name: full})
             del full

@@ -14,16 +14,13 @@ from torch import Tensor
 
 from rollverify.environment import set_defaults
 from rollverify.errors import ConfigError, RolloutError
+from rollverify.rollout import vllm_cpu
 from rollverify.rollout.engine import Completion, GenerationRequest
 from rollverify.rollout.expert_names import fully_written
 from rollverify.rollout.host_process import cpu_threads, decode_threads, hidden_rank_variables
 from rollverify.rollout.model_config import check_experts, has_experts, read_model_config
-from rollverify.rollout.vllm_cpu import (
-    check_head_dim,
-    keep_linear_weights_unpacked,
-    load_experts_packed,
-)
 from rollverify.rollout.vllm_outputs import finished_completion, paused_completion
+from rollverify.rollout.vllm_routing import list_blocks_of_prompts_only
 
 set_defaults()
 
@@ -38,12 +35,15 @@ def _started(arguments: dict[str, Any]) -> Any:
     """Start vLLM; its refusals become a `ConfigError`."""
     with hidden_rank_variables():
         try:
-            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (TypeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
                 f"vLLM refused the engine settings: {reason}; see [engine]"
             ) from error
+    if arguments["enable_return_routed_experts"]:
+        list_blocks_of_prompts_only(engine.engine_core.engine_core.scheduler)
+    return engine
 
 
 class VllmEngine:
@@ -94,8 +94,8 @@ class VllmEngine:
         if record_routing:
             check_experts(model_folder, config)
         if on_cpu:
-            check_head_dim(model_folder, config)
-            keep_linear_weights_unpacked()
+            vllm_cpu.check_head_dim(model_folder, config)
+            vllm_cpu.keep_linear_weights_unpacked()
         arguments: dict[str, Any] = {
             "model": model_folder,
             "dtype": dtype,
@@ -127,7 +127,7 @@ class VllmEngine:
         self._max_model_len = max_model_len
         self._record_routing = record_routing
         if on_cpu:
-            load_experts_packed(self._model())
+            vllm_cpu.load_experts_packed(self._model())
         num_parameters = sum(p.numel() for p in self._model().parameters())
         self._num_threads = decode_threads(num_cpu_threads, num_parameters) if on_cpu else 0
         self._in_flight: set[str] = set()
