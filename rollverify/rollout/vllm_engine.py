@@ -35,7 +35,7 @@ def _started(arguments: dict[str, Any]) -> Any:
     """Start vLLM; its refusals become a `ConfigError`."""
     with hidden_rank_variables():
         try:
-            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (TypeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(

@@ -28,7 +28,7 @@ class FakeScheduler:
     def _update_after_schedule(self, scheduler_output: SimpleNamespace) -> None:
         self.num_updates += 1
         if self.enable_return_routed_experts:
-            self._re_block_ids |= dict.fromkeys(scheduler_output.num_scheduled_tokens, [99])
+            self._re_block_ids |= {name: [99] for name in scheduler_output.num_scheduled_tokens}
         if self.fails:
             raise RuntimeError("no blocks")
 
