@@ -51,7 +51,12 @@ def run_quietly(command: list[str], variables: dict[str, str]) -> str:
         )
         if done.returncode != 0:
             errors.seek(0)
-            tail = "\n".join((done.stdout + errors.read()).splitlines()[-30:])
+            lines = (done.stdout + errors.read()).splitlines()
+            # At its end a library lists what it leaked, which would push the cause out of sight.
+            said = [
+                one for one in lines if not one.startswith((" - ", "nanobind:", "See https://"))
+            ]
+            tail = "\n".join(said[-30:])
             raise MeasurementError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{tail}")
     return done.stdout
 

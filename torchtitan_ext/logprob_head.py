@@ -22,8 +22,10 @@ def chunk_tokens(vocab_size: int, chunk_mib: int) -> int:
     return max(1, chunk_mib * 2**20 // (FLOAT32_BYTES * vocab_size))
 
 
-def _chunk_logits(hidden_CD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
-    return (hidden_CD @ weight_VD.T).float().div_(temperature)
+def _chunk_logprobs(hidden_CD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
+    # log_softmax takes the largest logit off first. A logit of 20 minus logsumexp would leave the
+    # likely tokens, which are most of what is sampled, with the rounding of 20.
+    return torch.log_softmax((hidden_CD @ weight_VD.T).float().div_(temperature), dim=-1)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -36,26 +38,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
         num_tokens = hidden_TD.shape[0]
         logprobs_T = torch.empty(num_tokens, dtype=torch.float32, device=hidden_TD.device)
         entropy_T = torch.empty_like(logprobs_T)
-        lse_T = torch.empty_like(logprobs_T)
         for start in range(0, num_tokens, chunk):
             part = slice(start, start + chunk)
-            logits_CV = _chunk_logits(hidden_TD[part], weight_VD, temperature)
-            lse_C = torch.logsumexp(logits_CV, dim=-1)
-            logprobs_CV = logits_CV.sub_(lse_C[:, None])
-            chosen_C = logprobs_CV.gather(1, targets_T[part, None]).squeeze(1)
-            # Rounding may put the largest logit a hair above logsumexp; a log-prob is never > 0.
-            logprobs_T[part] = chosen_C.clamp_(max=0.0)
+            logprobs_CV = _chunk_logprobs(hidden_TD[part], weight_VD, temperature)
+            logprobs_T[part] = logprobs_CV.gather(1, targets_T[part, None]).squeeze(1)
             # Not logsumexp(z) - sum p z: large logits would cancel and cost all digits.
             entropy_C = -torch.exp(logprobs_CV).mul_(logprobs_CV).sum(-1)
             entropy_T[part] = entropy_C.clamp_(min=0.0)
-            lse_T[part] = lse_C
-        ctx.save_for_backward(hidden_TD, weight_VD, targets_T, lse_T, entropy_T)
+        ctx.save_for_backward(hidden_TD, weight_VD, targets_T, entropy_T)
         ctx.temperature, ctx.chunk = temperature, chunk
         return logprobs_T, entropy_T
 
     @staticmethod
     def backward(ctx, grad_logprobs_T: Tensor, grad_entropy_T: Tensor):
-        hidden_TD, weight_VD, targets_T, lse_T, entropy_T = ctx.saved_tensors
+        hidden_TD, weight_VD, targets_T, entropy_T = ctx.saved_tensors
         grad_hidden_TD = torch.empty_like(hidden_TD)
         # Chunks add up in float32; in bfloat16 rounding would grow with their number.
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
@@ -63,8 +59,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, hidden_TD.shape[0], ctx.chunk):
             part = slice(start, start + ctx.chunk)
             hidden_CD = hidden_TD[part]
-            logits_CV = _chunk_logits(hidden_CD, weight_VD, ctx.temperature)
-            logprobs_CV = logits_CV.sub_(lse_T[part, None])
+            logprobs_CV = _chunk_logprobs(hidden_CD, weight_VD, ctx.temperature)
             probs_CV = torch.exp(logprobs_CV)
             # d logprob / d logits = onehot - p;   d entropy / d logits = -p (log p + H)
             scale_C = grad_logprobs_T[part, None]
