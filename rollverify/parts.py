@@ -14,6 +14,7 @@ from rollverify.errors import ConfigError
 from rollverify.inputs import ModelFolder
 from rollverify.objective_parts import make_credit, make_objective
 from rollverify.rank_state import RankState
+from rollverify.rewards import num_graders
 from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.rollout.weight_sync import WeightSync
@@ -167,7 +168,7 @@ def make_evaluation(
         last_step=config.training.steps,
         data_rank=policy.data_rank,
         data_world_size=policy.data_world_size,
-        num_graders=config.reward.num_workers,
+        num_graders=num_graders(config.data.reward, config.reward.num_workers),
     )
 
 

@@ -16,6 +16,7 @@ from rollverify.inputs import ModelFolder, encoded_batches
 from rollverify.metrics.audit_log import AuditLog
 from rollverify.mode import scores_unfinished
 from rollverify.rank_state import RankState
+from rollverify.rewards import num_graders
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.dynamic_sampling import SignalRule
 from rollverify.rollout.engine import RolloutEngine
@@ -137,6 +138,7 @@ def _request_loop(
         run_seed=config.run.seed,
         mask_older=config.rollout.mask_older_segments,
         routing=config.routing_replay.on_resume if config.routing_replay.mode == "engine" else None,
+        num_graders=num_graders(config.data.reward, config.reward.num_workers),
     )
 
 

@@ -1,6 +1,6 @@
 """A rollouter on a fake engine with everything it needs, one data rank unless told otherwise."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,8 @@ def make_parts(
     max_response_tokens: int = 1000,
     mask_older: bool = False,
     routing: ResumedRouting | None = None,
+    prompts: Sequence[EncodedPrompt] = PROMPTS,
+    num_graders: int = 0,
     **changes: Any,
 ) -> Parts:
     """Two groups per step, two requests in flight, partial rollouts without verification."""
@@ -86,13 +88,14 @@ def make_parts(
     loop = RequestLoop(
         engine=engine,
         buffer=buffer,
-        prompts=PROMPTS,
+        prompts=prompts,
         max_response_tokens=max_response_tokens,
         stop_token_id=EOS,
         temperature=0.7,
         run_seed=3,
         mask_older=mask_older,
         routing=routing,
+        num_graders=num_graders,
     )
     rollouter = Rollouter(
         loop=loop, buffer=buffer, queue=queue, ledger=ledger, group_size=group_size, **values

@@ -16,4 +16,4 @@ class RewardConfig(Table):
     time_out_s: Annotated[float, Range(gt=0)] = 5.0
     """Seconds one comparison may take; then the answer scores 0 and is counted as timed out."""
     num_workers: Annotated[int, Range(ge=1)] = 2
-    """Processes at most; answers of a rollout use one, checks of whole files all of them."""
+    """Processes at most; as many responses are graded at once, while the engine goes on."""

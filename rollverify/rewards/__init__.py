@@ -28,6 +28,19 @@ ANSWERS: dict[str, AnswerOf] = {"exact_answer": answer_of, "math": written_answe
 """By the name of the reward; one that has no such text is left out, and maj@k with it."""
 
 
+_WAIT_FOR_PROCESSES = frozenset({"math"})
+
+
+def num_graders(name: str, num_workers: int) -> int:
+    """Threads that shall grade beside the engine; 0 where a thread costs more than the grading.
+
+    Args:
+        name: of the reward.
+        num_workers: processes of a reward that has any; each serves one thread at a time.
+    """
+    return num_workers if name in _WAIT_FOR_PROCESSES else 0
+
+
 def make_reward(name: str, *, time_out_s: float, num_workers: int) -> Reward:
     """The reward of a name; one object serves a whole run.
 

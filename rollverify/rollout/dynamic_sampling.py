@@ -64,6 +64,7 @@ class GroupChoice:
         buffer: TrajectoryBuffer,
         ledger: PromptLedger,
         data_group: dist.ProcessGroup | None,
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         """Set up.
 
@@ -73,7 +74,9 @@ class GroupChoice:
             buffer: holds the groups.
             ledger: learns of groups that are given up.
             data_group: ranks that hold different groups; None where there is one.
+            settle: called before rewards are looked at; waits for those that are still missing.
         """
+        self._settle = settle
         self._rule = rule
         self._num_groups = num_groups
         self._buffer = buffer
@@ -153,6 +156,7 @@ class GroupChoice:
         """Look at the groups that were completed since the last time."""
         if self._rule is None or len(self._has_signal) == self._buffer.num_complete:
             return
+        self._settle()
         for group_id in self._buffer.complete_groups():
             if group_id not in self._has_signal:
                 rewards = stacked(self._buffer.group(group_id), "reward")

@@ -5,6 +5,7 @@ Does not decide which trajectory runs or when to stop; `rollouter.py` does.
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from tensordict import TensorDict
@@ -15,6 +16,7 @@ from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from rollverify.rollout.generation import GenerationStats
 from rollverify.rollout.prompt_queue import EncodedPrompt
+from rollverify.rollout.response_grading import ResponseGrading
 from rollverify.rollout.routing import join_routing, num_changed_rows, num_rows
 from rollverify.rollout.schema import Status, is_finished, name_of
 from rollverify.rollout.seeds import request_seed
@@ -41,6 +43,7 @@ class RequestLoop:
         run_seed: int,
         mask_older: bool,
         routing: ResumedRouting | None = None,
+        num_graders: int = 0,
     ) -> None:
         """Set up; nothing is started yet.
 
@@ -56,6 +59,7 @@ class RequestLoop:
                 resumed.
             routing: the engine records the experts of every token, and what becomes of rows that a
                 resumed response holds already; None where it records none.
+            num_graders: responses graded at once beside the engine; 0: as they finish, in place.
         """
         self._engine = engine
         self._buffer = buffer
@@ -66,6 +70,7 @@ class RequestLoop:
         self._run_seed = run_seed
         self._mask_older = mask_older
         self._routing: ResumedRouting | None = routing
+        self._grading = ResponseGrading(num_graders)
         self._policy_version = 0
         self._slots = 0
         self._has_retried = False
@@ -152,7 +157,7 @@ class RequestLoop:
         return finished
 
     def pause(self) -> list[TensorDict]:
-        """End every request and store what each has generated, maybe nothing.
+        """End every request and store what each has generated, maybe nothing; settle rewards.
 
         Returns:
             Trajectories that turn out to be finished.
@@ -160,7 +165,14 @@ class RequestLoop:
         Raises:
             RolloutError: if the engine lost a request or could not end one.
         """
-        return self._store_paused(self._engine.pause())
+        try:
+            return self._store_paused(self._engine.pause())
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the rewards of finished responses; until then they may be 0."""
+        self._grading.settle()
 
     def _retry(self, error: Exception) -> list[TensorDict]:
         running = [trajectory for trajectory, _ in self._in_flight.values()]
@@ -216,9 +228,17 @@ class RequestLoop:
                 f"{len(response)} tokens, but neither stop token nor limit was reached"
             )
         if status is not Status.UNFINISHED:
-            reward = self._prompts[int(trajectory["prompt_index"])].grade(response)
-            self._buffer.set_outcome(trajectory, status, reward)
+            self._grade(trajectory, status, response)
         return trajectory
+
+    def _grade(self, trajectory: TensorDict, status: Status, response: list[int]) -> None:
+        if self._grading.is_beside:
+            self._buffer.set_outcome(trajectory, status, 0.0)
+        prompt = self._prompts[int(trajectory["prompt_index"])]
+        self._grading.begin(
+            partial(prompt.grade, response),
+            lambda reward: self._buffer.set_outcome(trajectory, status, reward),
+        )
 
     def _store_routing(
         self, trajectory: TensorDict, given: Tensor | None, rule: ResumedRouting

@@ -68,8 +68,7 @@ class Rollouter:
             group_size: responses per prompt.
             num_in_flight: requests this rank keeps running in a partial phase, >= 1.
             max_num_seqs: the engine's slots.
-            count_every: engine steps between two counts of complete groups; with one rank the count
-                is local and taken at every step.
+            count_every: engine steps between two counts of complete groups; one rank always counts.
             is_on_policy: start in on-policy mode.
             must_be_verified: refuse to resume tokens that were not verified against the policy now.
             data_rank: this rank's place among the data ranks.
@@ -100,6 +99,7 @@ class Rollouter:
             buffer=buffer,
             ledger=ledger,
             data_group=data_group,
+            settle=loop.settle,
         )
         self.num_dropped = 0
         """Groups sent back to the queue at a switch so far, this rank."""

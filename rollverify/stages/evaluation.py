@@ -36,7 +36,7 @@ class Evaluation:
         last_step: int,
         data_rank: int,
         data_world_size: int,
-        num_graders: int = 1,
+        num_graders: int = 0,
     ) -> None:
         """Set up.
 
@@ -53,7 +53,7 @@ class Evaluation:
             last_step: evaluated in any case.
             data_rank: this rank's place among the data ranks.
             data_world_size: number of data ranks.
-            num_graders: responses graded at once, in threads, >= 1.
+            num_graders: problems graded at once, in threads; 0 grades one by one.
         """
         self._engine = engine
         self._prompts = list(enumerate(prompts))[data_rank::data_world_size]
@@ -136,9 +136,13 @@ class Evaluation:
     ) -> Iterator[tuple[list[float], list[Completion]]]:
         """Rewards and responses of each problem, the greedy one first."""
 
-        def grade(index: int, prompt: EncodedPrompt) -> tuple[list[float], list[Completion]]:
-            answers = [completions[request_name(index, one)] for one in range(self._k + 1)]
-            return [prompt.grade(one.token_ids) for one in answers], answers
+        def grade(one: tuple[int, EncodedPrompt]) -> tuple[list[float], list[Completion]]:
+            index, prompt = one
+            answers = [completions[request_name(index, i)] for i in range(self._k + 1)]
+            return [prompt.grade(answer.token_ids) for answer in answers], answers
 
+        if not self._num_graders:
+            yield from map(grade, self._prompts)
+            return
         with ThreadPoolExecutor(self._num_graders, thread_name_prefix="grading") as threads:
-            yield from threads.map(grade, *zip(*self._prompts, strict=True))
+            yield from threads.map(grade, self._prompts)
