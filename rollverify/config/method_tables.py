@@ -25,7 +25,7 @@ class MethodConfig(Table):
 class VerificationConfig(Table):
     """The check of unfinished responses against the policy that will resume them.
 
-    OPS, off-policy staleness, is D = |p_updated / p_reference - 1| of each sampled token. Only the
+    OPS, the off-policy shift, is D = |p_updated / p_reference - 1| of each sampled token. Only the
     method rollverify cuts by it.
     """
 
