@@ -166,16 +166,19 @@ def make_plan(config: Config, model: "MetaModel", world_size: int, gpu_gib: floa
     else:
         device = int(gpu_gib * GIB)
         budget = int(engine.gpu_memory_utilization * device)
+    trainer = trainer_bytes(
+        parameters,
+        sizes,
+        Layout(shard=shard, tensor=tensor),
+        dtype=training.dtype,
+        activation_checkpoint=training.activation_checkpoint,
+        num_tokens=training.micro_batch_tokens,
+        chunk_mib=training.logprob_chunk_mib,
+    )
+    if config.kl.coefficient > 0:
+        trainer["reference"] = trainer["weights"]  # its shards, kept beside the policy's
     return Plan(
-        trainer=trainer_bytes(
-            parameters,
-            sizes,
-            Layout(shard=shard, tensor=tensor),
-            dtype=training.dtype,
-            activation_checkpoint=training.activation_checkpoint,
-            num_tokens=training.micro_batch_tokens,
-            chunk_mib=training.logprob_chunk_mib,
-        ),
+        trainer=trainer,
         engine_weights=weights,
         engine_budget=budget,
         kv_per_token=kv_bytes_per_token(sizes, engine.dtype),

@@ -40,6 +40,16 @@ def test_paper_model_has_its_published_size_and_fits(
     assert "64 responses in flight on an engine" in out
 
 
+def test_the_reference_of_a_kl_term_takes_as_much_as_the_weights(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """8,190,735,360 values of 4 bytes over 32 ranks are 0.95 GiB."""
+    assert plan_of_paper("qwen3_8b_base", "8k", 80, "--kl.coefficient", "0.01") == 0
+    assert "trainer reference 0.95 GiB" in " ".join(capsys.readouterr().out.split())
+    assert plan_of_paper("qwen3_8b_base", "8k", 80) == 0
+    assert "reference" not in capsys.readouterr().out
+
+
 def test_weights_that_fill_the_engine_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     """30.5 billion values of 2 bytes are 56.9 GiB; 0.6 of 80 are 48."""
     assert plan_of_paper("qwen3_30b_a3b_base", "32k", 80) == 2
