@@ -6,6 +6,7 @@ memory are a plan, not a measurement. Exit code 2 where the config does not fit 
 """
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollverify.config.check import check_world_size
 from rollverify.config.load import load_config
@@ -110,19 +111,24 @@ def sizes_of(values: dict[str, Any]) -> Sizes:
     )
 
 
-def check_model(config: Config, values: dict[str, Any], sizes: Sizes) -> None:
-    """Refuse a context or a number of tensor ranks that the model cannot have.
+def context_problems(config: Config, values: dict[str, Any]) -> list[str]:
+    """One line if the model's context is too short; the memory can be planned all the same."""
+    longest, context = config.rollout.max_sequence_tokens, values["max_position_embeddings"]
+    if longest <= context:
+        return []
+    return [
+        f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} exceeds the "
+        f"model's context of {context} tokens; lower one of them, or raise "
+        "max_position_embeddings in its config.json if it can do more"
+    ]
+
+
+def check_model(config: Config, sizes: Sizes) -> None:
+    """Refuse a number of tensor ranks that the model cannot have.
 
     Raises:
         ConfigError: one line that names the keys.
     """
-    longest, context = config.rollout.max_sequence_tokens, values["max_position_embeddings"]
-    if longest > context:
-        raise ConfigError(
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} exceeds the "
-            f"model's context of {context} tokens; lower one of them, or raise "
-            "max_position_embeddings in its config.json if it can do more"
-        )
     tensor = config.parallelism.tensor_parallel
     for name, number in (
         ("attention heads", sizes.num_heads),
@@ -149,7 +155,7 @@ def make_plan(config: Config, model: "MetaModel", world_size: int, gpu_gib: floa
         ConfigError: see `check_model`.
     """
     sizes = sizes_of(model.config)
-    check_model(config, model.config, sizes)
+    check_model(config, sizes)
     _, shard, tensor = degrees(config, world_size)
     training, engine = config.training, config.engine
     parameters = [Parameter(name=name, shape=shape) for name, shape in model.parameters.items()]
@@ -160,16 +166,19 @@ def make_plan(config: Config, model: "MetaModel", world_size: int, gpu_gib: floa
     else:
         device = int(gpu_gib * GIB)
         budget = int(engine.gpu_memory_utilization * device)
+    trainer = trainer_bytes(
+        parameters,
+        sizes,
+        Layout(shard=shard, tensor=tensor),
+        dtype=training.dtype,
+        activation_checkpoint=training.activation_checkpoint,
+        num_tokens=training.micro_batch_tokens,
+        chunk_mib=training.logprob_chunk_mib,
+    )
+    if config.kl.coefficient > 0:
+        trainer["reference"] = trainer["weights"]  # its shards, kept beside the policy's
     return Plan(
-        trainer=trainer_bytes(
-            parameters,
-            sizes,
-            Layout(shard=shard, tensor=tensor),
-            dtype=training.dtype,
-            activation_checkpoint=training.activation_checkpoint,
-            num_tokens=training.micro_batch_tokens,
-            chunk_mib=training.logprob_chunk_mib,
-        ),
+        trainer=trainer,
         engine_weights=weights,
         engine_budget=budget,
         kv_per_token=kv_bytes_per_token(sizes, engine.dtype),
@@ -221,19 +230,40 @@ def _model_folder(config: Config, model_config: Path | None, scratch: Path) -> P
     return scratch
 
 
+def _as_given(message: str, scratch: str, model_config: Path | None) -> str:
+    """A message that names the file of --model-config in place of its copy."""
+    if model_config is None:
+        return message
+    for name in (f"{scratch}/config.json", scratch):
+        message = message.replace(name, str(model_config))
+    return message.replace("model.path: ", "--model-config: ", 1)
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong as every other mistake is said."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
 def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     """What does not fit, after the plan was printed."""
-    if options.world_size < 1 or (options.gpu_gib is not None and options.gpu_gib <= 0):
-        raise ConfigError("--world-size and --gpu-gib must be above 0")
+    if options.world_size < 1:
+        raise ConfigError("--world-size must be above 0")
+    if options.gpu_gib is not None and not 0 < options.gpu_gib < math.inf:
+        raise ConfigError("--gpu-gib must be a finite number above 0")
     prog = "python -m rollverify.dry_run [--world-size N] [--gpu-gib G] [--model-config FILE]"
     config = load_config(flags, prog=prog).config
     check_world_size(config, options.world_size)
     with tempfile.TemporaryDirectory() as scratch:
         folder = _model_folder(config, options.model_config, Path(scratch))
-        model = read_model(config, folder, options.world_size)
+        try:
+            model = read_model(config, folder, options.world_size)
+        except ConfigError as error:
+            raise ConfigError(_as_given(str(error), scratch, options.model_config)) from error
     plan = make_plan(config, model, options.world_size, _gpu_gib(options.gpu_gib))
     print_plan(config, plan, options.world_size)
-    return problems(
+    return context_problems(config, model.config) + problems(
         plan.trainer,
         engine_weights=plan.engine_weights,
         engine_budget=plan.engine_budget,
@@ -245,13 +275,13 @@ def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Check and plan the run of a command line; return the exit code."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _OneLineParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--world-size", type=int, default=1)
     parser.add_argument("--gpu-gib", type=float)
     parser.add_argument("--model-config", type=Path)
-    options, flags = parser.parse_known_args(argv)
     set_defaults()
     try:
+        options, flags = parser.parse_known_args(argv)
         found = _dry_run(options, flags)
     except RollVerifyError as error:
         sys.stderr.write(f"error: {error}\n")

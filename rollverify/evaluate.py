@@ -39,6 +39,7 @@ RESULTS_FILE = "results.json"
 REPORT_FILE = "report.txt"
 MODEL = "model"
 BASELINE = "baseline"
+MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors")
 PROG = "python -m rollverify.evaluate"
 
 Execute = Callable[[Sequence[str], bool], int]
@@ -114,7 +115,7 @@ def job_flags(argv: Sequence[str]) -> list[str]:
 def _run_flags(run: str, rest: Sequence[str]) -> list[str]:
     """Settings of a run's exported model against the model it started from."""
     place = load_config(rest).config if run == LATEST else Config()
-    folder = find_run(place, run)
+    folder = find_run(place, run, "--run")
     if not (folder / CONFIG_TOML).is_file():
         raise ConfigError(f"--run: {folder} holds no {CONFIG_TOML}; give a run folder")
     if not (folder / "model").is_dir():
@@ -131,7 +132,7 @@ def _models(config: Config) -> dict[str, Path]:
     """Folder of each model; that of the baseline is looked at before an hour is spent on the model.
 
     Raises:
-        ConfigError: if the baseline's is no folder.
+        ConfigError: if the baseline's is no complete model folder.
     """
     models = {MODEL: model_folder(config)}
     baseline = config.evaluation.baseline
@@ -140,6 +141,11 @@ def _models(config: Config) -> dict[str, Path]:
             raise ConfigError(
                 f"evaluation.baseline '{baseline}' is not a folder; give a Hugging Face folder"
             )
+        for name in MODEL_FILES:
+            if not any(Path(baseline).glob(name)):
+                raise ConfigError(
+                    f"evaluation.baseline '{baseline}' holds no {name}; give a Hugging Face folder"
+                )
         models[BASELINE] = Path(baseline)
     return models
 
@@ -182,7 +188,8 @@ def report(config: Config, folder: Path) -> str:
         **numbers,
         "contamination": overlaps,
     }
-    text = "\n\n".join([table, line, f"records and {RESULTS_FILE}: {folder}"])
+    what = _measured(config, len(records[MODEL][1]))
+    text = "\n\n".join([what, table, line, f"records and {RESULTS_FILE}: {folder}"])
     _write(folder / RESULTS_FILE, json.dumps(results, indent=2, allow_nan=False) + "\n")
     _write(folder / REPORT_FILE, text + "\n")
     return text
@@ -200,6 +207,18 @@ def _numbers(records: Records, *, has_answers: bool) -> tuple[dict[str, Any], st
     changes = compare(records[MODEL][1], records[BASELINE][1], has_answers=has_answers)
     table = two_model_table(summaries[MODEL], summaries[BASELINE], changes)
     return numbers | {"changes": change_json(changes)}, table
+
+
+def _measured(config: Config, num_problems: int) -> str:
+    """One line on what the table is about: so many problems of a set are not the whole set."""
+    evaluation = config.evaluation
+    limit = f", the most that evaluation.num_problems = {num_problems} allows"
+    return (
+        f"{num_problems} problems of {_place(prompt_source(config, 'test'))}"
+        f"{limit * (num_problems == evaluation.num_problems)}; {evaluation.samples_per_problem} "
+        f"samples each at temperature {evaluation.temperature} and top-p {evaluation.top_p}, up to "
+        f"{config.rollout.max_response_tokens} tokens"
+    )
 
 
 def _check_together(folder: Path, records: Records) -> None:

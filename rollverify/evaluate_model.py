@@ -9,7 +9,7 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,7 +90,7 @@ def evaluate_model(config: Config) -> None:
         UserError: for anything the user can cure.
     """
     from rollverify.inputs import read_model_folder
-    from rollverify.rewards import ANSWERS, close_reward
+    from rollverify.rewards import ANSWERS, close_reward, counts_of
 
     model = read_model_folder(model_folder(config), config.rollout.max_sequence_tokens)
     num_problems = config.evaluation.num_problems
@@ -105,15 +105,28 @@ def evaluate_model(config: Config) -> None:
     recorder = _Recorder(
         prompts, encoded, model, ANSWERS.get(config.data.reward), config.evaluation.save_responses
     )
+    output, ids = Path(config.evaluation.output), [one.prompt_id for one in prompts]
     with (
         contextlib.ExitStack() as stack,
-        contextlib.closing(RecordFile(Path(config.evaluation.output), identity)) as records,
+        contextlib.closing(RecordFile(output, identity, ids)) as records,
     ):
         stack.callback(close_reward, reward)
         left = [one for one in range(len(prompts)) if one not in records.done]
         logger.info("%s: %d of %d problems are left", model.path, len(left), len(prompts))
         if left:
             _generate(config, model, recorder, left, records)
+        take_counts = counts_of(reward)
+        if take_counts is not None:
+            _report_ungraded(take_counts())
+
+
+def _report_ungraded(counts: Mapping[str, int]) -> None:
+    """Say how many zeros are no statement on the response."""
+    if any(counts.values()):
+        kinds = ", ".join(f"{number} {kind}" for kind, number in counts.items() if number)
+        logger.warning(
+            "%d responses count as wrong without a verdict (%s)", sum(counts.values()), kinds
+        )
 
 
 class _Recorder:

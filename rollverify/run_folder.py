@@ -44,12 +44,13 @@ def resolve(argv: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
     return loaded, folder
 
 
-def find_run(config: Config, resume: str) -> Path:
+def find_run(config: Config, resume: str, flag: str = "--resume") -> Path:
     """Folder of the run named by --resume.
 
     Args:
         config: gives the output folder in which "latest" looks.
         resume: a run folder, or "latest" for the newest one that has a checkpoint folder.
+        flag: that it was given with, for messages.
 
     Raises:
         CheckpointError: if there is none.
@@ -57,13 +58,14 @@ def find_run(config: Config, resume: str) -> Path:
     if resume != LATEST:
         folder = Path(resume)
         if not folder.is_dir():
-            raise CheckpointError(f"--resume: '{resume}' is not a folder; give a run folder")
+            raise CheckpointError(f"{flag}: '{resume}' is not a folder; give a run folder")
         return folder
     output = Path(config.run.output_dir)
     runs = [path.parent for path in output.glob("*/checkpoints") if path.is_dir()]
     if not runs:
         raise CheckpointError(
-            f"--resume: no run with checkpoints below '{output}'; start one without --resume"
+            f"{flag}: no run with checkpoints below '{output}'; name its folder after {flag}, or "
+            "start one without it"
         )
     return max(runs, key=lambda run: (run / "checkpoints").stat().st_mtime)
 

@@ -13,7 +13,7 @@ from rollverify.config.setting import Range, Table
 class RewardConfig(Table):
     """Worker processes of `data.reward = "math"`, on every rank."""
 
-    time_out_s: Annotated[float, Range(gt=0)] = 5.0
+    time_out_s: Annotated[float, Range(gt=0, le=3600)] = 5.0
     """Seconds one comparison may take; then the answer scores 0 and is counted as timed out."""
     num_workers: Annotated[int, Range(ge=1)] = 2
     """Processes at most; as many responses are graded at once, while the engine goes on."""

@@ -124,7 +124,7 @@ def check_value(setting: Setting, value: object) -> object:
 
     Raises:
         ConfigError: wrong type (a bool is not an int), outside a Literal, outside the bounds, nan,
-            or infinite where that is not allowed.
+            infinite where that is not allowed, or a text with a NUL.
     """
     if setting.kind is float and type(value) is int:
         value = _to_float(value)
@@ -132,6 +132,8 @@ def check_value(setting: Setting, value: object) -> object:
         got = f"{type(value).__name__} {shorten(value)}"
         cure = "; write inf without quotes" if setting.bounds.allow_inf and value == "inf" else ""
         raise ConfigError(f"'{setting.key}' must be {setting.wanted}, got {got}{cure}")
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"'{setting.key}' must not hold a NUL character, got {shorten(value)}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         if value not in setting.bounds:
             is_odd = not math.isfinite(value) and not setting.bounds.allow_inf

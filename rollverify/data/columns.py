@@ -69,9 +69,7 @@ def answer_of(row: PlacedRow, columns: Columns, answer_format: AnswerFormat) -> 
         DataError: naming place and column, if it is missing, empty, or not of the format.
     """
     name, value = _found(row, columns.answer, columns)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        value = str(int(value)) if value == int(value) else repr(value)
-    text = _text(value, name, row.place)
+    text = _text(_number_text(value), name, row.place)
     if answer_format == "hashes":
         return _after_hashes(text, name, row.place)
     return _whole_number(text, name, row.place) if answer_format == "integer" else text
@@ -98,6 +96,7 @@ def id_of(row: PlacedRow, columns: Columns) -> str:
             raise DataError(
                 f"{row.place}: {name!r} must be a string or an integer, got {_shown(value)}"
             )
+        _check_whole_characters(str(value), name, row.place)
         return str(value)
     return str(row.number)
 
@@ -134,12 +133,33 @@ def _user_message(messages: list[Any], name: str, place: str) -> Any:
     return first.get("content")
 
 
+def _number_text(value: object) -> object:
+    """A finite number as its digits, 27.0 as "27"; everything else unchanged."""
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value == int(value) else repr(value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _text(value: object, name: str, place: str) -> str:
     if not isinstance(value, str):
-        raise DataError(f"{place}: {name!r} must be a string, got {_shown(value)}")
+        cure = "fill it in" if value is None else "write it in quotes"
+        raise DataError(
+            f"{place}: {name!r} must be a string, got {_shown(value)}; {cure} or drop the line"
+        )
     if not value.strip():
         raise DataError(f"{place}: {name!r} is empty; fill it in or drop the line")
+    _check_whole_characters(value, name, place)
     return value
+
+
+def _check_whole_characters(text: str, name: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{place}: {name!r} holds half of a character (a lone surrogate, at {error.start}), "
+            "which cannot be written or tokenised; correct it or drop the line"
+        ) from error
 
 
 def _after_hashes(text: str, name: str, place: str) -> str:

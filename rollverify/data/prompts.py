@@ -123,7 +123,7 @@ def read_prompt_set(source: PromptSource, wrap: Callable[[str], str] | None = No
     place_of_id: dict[str, str] = {}
     for row in _rows_of(source):
         found.num_rows += 1
-        problem = unfill(source.taken_off, prompt_of(row, source.columns))
+        problem = _problem_of(row, source)
         answer = answer_of(row, source.columns, source.answer_format)
         key = hashlib.blake2b(" ".join(problem.split()).encode(), digest_size=16).digest()
         first_answer, first_place = first_of.setdefault(key, (answer, row.place))
@@ -152,6 +152,16 @@ def _rows_of(source: PromptSource) -> Iterator[PlacedRow]:
     if isinstance(source.location, Path):
         return read_rows(source.location, names)
     return read_hub_rows(source.location, names, local_form=source.local_form)
+
+
+def _problem_of(row: PlacedRow, source: PromptSource) -> str:
+    problem = unfill(source.taken_off, prompt_of(row, source.columns))
+    if not problem.strip():
+        raise DataError(
+            f"{row.place}: the prompt is empty without the template around it; fill it in or drop "
+            "the line"
+        )
+    return problem
 
 
 def _worded(

@@ -52,9 +52,10 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[PlacedRow]:
         DataError: one line naming the file, the line and the cure, if it is missing or cannot be
             read, or a line is not a JSON object.
     """
-    if path.suffix == ".parquet":
+    ending = path.suffix.lower()
+    if ending == ".parquet":
         return _parquet_rows(path, columns)
-    if path.suffix == ".json" and _first_bytes(path).lstrip()[:1] == b"[":
+    if ending == ".json" and _first_bytes(path).lstrip()[:1] == b"[":
         return _list_rows(path)
     return _line_rows(path)
 
@@ -166,7 +167,7 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[PlacedRow]:
                     number += 1
                     place = f"{path}, row {number}"
                     yield PlacedRow(place=place, number=number, values=row, columns=names)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0][:200]
         raise DataError(
             f"{path}: not readable as Parquet after {number} rows ({reason}); "

@@ -82,9 +82,10 @@ def resolve_source(
     options = options or SourceOptions(columns={}, hub={})
     head, colon, place = text.partition(":")
     if head not in PRESETS:
-        name, preset, location = "", OWN, _location(text, use, setting, options.hub)
+        name, preset, location = "", OWN, _location(text, text, use, setting, options.hub)
     elif colon:
-        name, preset, location = head, PRESETS[head], _location(place, use, setting, options.hub)
+        name, preset = head, PRESETS[head]
+        location = _location(place, text, use, setting, options.hub)
     else:
         name, preset = head, PRESETS[head]
         location = _preset_dataset(preset, use, options.hub)
@@ -108,25 +109,58 @@ def _preset_dataset(preset: Preset, use: Use, hub: Mapping[str, str]) -> HubData
     return HubDataset(name=preset.hub, **given)
 
 
-def _location(text: str, use: Use, setting: str, hub: Mapping[str, str]) -> Path | HubDataset:
-    if (
-        text.endswith(FILE_SUFFIXES)
-        or text.startswith((".", "/", "~"))
-        or (text and Path(text).exists())
-    ):
+def _location(
+    place: str, text: str, use: Use, setting: str, hub: Mapping[str, str]
+) -> Path | HubDataset:
+    """What a place stands for; `text` is all that was written, with the preset before it."""
+    if _is_file(place):
         if hub:
             raise ConfigError(
-                f"{setting}_hub is set but {setting} = '{text}' is a file; remove {setting}_hub"
+                f"{setting}_hub is set but {setting} = '{place}' is a file; remove {setting}_hub"
             )
-        return Path(text).expanduser()
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
-        return HubDataset(name=text, **{"split": use, **hub})
-    near = difflib.get_close_matches(text.partition(":")[0].lower(), PRESETS, n=1, cutoff=0.5)
+        try:
+            return Path(place).expanduser()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{setting} = {_shown(text)}: the user after '~' has no home folder; write the "
+                "path from '/'"
+            ) from error
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", place):
+        return HubDataset(name=place, **{"split": use, **hub})
+    raise ConfigError(f"{setting} = {_shown(text)}{_why_unknown(place, text)}")
+
+
+def _is_file(place: str) -> bool:
+    """Whether a place is meant as a file: by its name, or because there is one."""
+    if not place or "\0" in place:
+        return False
+    try:
+        is_there = Path(place).exists()
+    except OSError:  # a name that is too long for any file
+        is_there = False
+    if is_there or place.startswith((".", "/", "~")):
+        return True
+    has_scheme = re.match(r"\w+:", place) is not None  # a misspelt preset, or an address
+    return place.lower().endswith(FILE_SUFFIXES) and not has_scheme
+
+
+def _why_unknown(place: str, text: str) -> str:
+    if place in PRESETS:
+        return (
+            f": '{place}' is a preset, but a file or 'owner/name' must follow "
+            f"'{text.removesuffix(place)}'; name one preset only"
+        )
+    near = difflib.get_close_matches(place[:40].partition(":")[0].lower(), PRESETS, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise ConfigError(
-        f"{setting} = '{text}' is neither a file ({', '.join(FILE_SUFFIXES)}), nor a preset "
+    what = "" if place == text else f": {_shown(place)}"
+    return (
+        f"{what} is neither a file ({', '.join(FILE_SUFFIXES)}), nor a preset "
         f"({', '.join(PRESETS)}), nor a dataset 'owner/name'{hint}"
     )
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= 60 else f"{text[:60]!r}..."
 
 
 def _columns(preset: Preset, given: Mapping[str, str], setting: str) -> Columns:

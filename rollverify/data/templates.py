@@ -82,7 +82,7 @@ class ChatTemplate:
 
         Raises:
             DataError: if it holds a special token of the model, which would end the message early;
-                or the template refuses the conversation.
+                or the template refuses the conversation or leaves the text out.
         """
         for token in self._special:
             if token in text:
@@ -91,7 +91,7 @@ class ChatTemplate:
                     "template puts those, so take it out"
                 )
         try:
-            return self._tokenizer.apply_chat_template(
+            conversation = self._tokenizer.apply_chat_template(
                 [*self._head, {"role": "user", "content": text}],
                 tokenize=False,
                 add_generation_prompt=True,
@@ -102,6 +102,12 @@ class ChatTemplate:
                 f"the chat template cannot be applied ({reason}); remove data.system_prompt or set "
                 "data.chat_template = false"
             ) from error
+        if text.strip() not in conversation:
+            raise DataError(
+                "the model's chat template leaves the prompt out; correct it in the model folder "
+                "or set data.chat_template = false"
+            )
+        return conversation
 
 
 def read_chat_template(folder: Path, system_prompt: str) -> ChatTemplate:
@@ -118,7 +124,7 @@ def read_chat_template(folder: Path, system_prompt: str) -> ChatTemplate:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of a damaged folder it raises whatever its parsing trips over
         reason = (str(error).splitlines() or [""])[0][:200]
         raise ConfigError(
             f"data.chat_template: transformers cannot read the tokenizer of '{folder}' ({reason})"

@@ -8,7 +8,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -68,12 +68,15 @@ class ProblemRecord:
 class RecordFile:
     """The records of one model, open for appending; only one process at a time."""
 
-    def __init__(self, folder: Path, identity: Identity) -> None:
+    def __init__(
+        self, folder: Path, identity: Identity, problem_ids: Sequence[str] | None = None
+    ) -> None:
         """Read what is there and open the file.
 
         Args:
             folder: of the model's records; made if missing.
             identity: what is evaluated, and how.
+            problem_ids: of the problems, by index; records of others are dropped.
 
         Raises:
             ConfigError: if the folder cannot be written, another process has the file, or it holds
@@ -97,23 +100,34 @@ class RecordFile:
                 f"another evaluation is writing to {folder}; wait for it or set evaluation.output"
             ) from error
         try:
-            self._file = self._opened(identity)
+            self._file = self._opened(identity, problem_ids)
         except BaseException:
             self._lock.close()
             raise
 
-    def _opened(self, identity: Identity) -> TextIO:
+    def _opened(self, identity: Identity, problem_ids: Sequence[str] | None) -> TextIO:
         """Rewrite the file without damaged lines, in one move, and append to it."""
         if self.path.exists():
             found, records = read_records(self.path)
             if found:
                 _check_same(self.path, found, identity)
             self.done = records if found else {}
+            if problem_ids is not None:
+                self._drop_others(problem_ids)
         part = self.path.with_suffix(".tmp")
         lines = [json.dumps({"identity": identity}), *map(_line, self.done.values())]
         part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         os.replace(part, self.path)
         return self.path.open("a", encoding="utf-8")
+
+    def _drop_others(self, problem_ids: Sequence[str]) -> None:
+        ids = dict(enumerate(problem_ids))
+        others = [at for at, one in self.done.items() if ids.get(at) != one.problem_id]
+        for index in others:
+            del self.done[index]
+        if others:
+            names = ", ".join(map(str, others))
+            logger.warning("%s: dropping the records of problems %s", self.path, names)
 
     def append(self, record: ProblemRecord) -> None:
         """Add a problem's line; it is in the file when this returns."""
@@ -154,7 +168,7 @@ def read_records(path: Path) -> tuple[Identity, dict[int, ProblemRecord]]:
         if not line:
             continue
         try:
-            record = _parsed(json.loads(line))
+            record = _parsed(json.loads(line), identity.get("samples_per_problem"))
         except (ValueError, KeyError, TypeError):
             logger.warning("%s:%d: dropping a damaged line", path, number)
             continue
@@ -166,14 +180,43 @@ def _line(record: ProblemRecord) -> str:
     return json.dumps(asdict(record), allow_nan=False)
 
 
-def _parsed(row: Mapping[str, Any]) -> ProblemRecord:
-    return ProblemRecord(
-        index=int(row["index"]),
-        problem_id=row["problem_id"],
-        gold=row["gold"],
-        greedy=ResponseRecord(**row["greedy"]),
-        sampled=tuple(ResponseRecord(**one) for one in row["sampled"]),
+def _parsed(row: Mapping[str, Any], num_samples: object) -> ProblemRecord:
+    """The record of a line.
+
+    Args:
+        row: the line.
+        num_samples: that it must hold; None if any number will do.
+
+    Raises:
+        TypeError: a value is of another kind.
+        ValueError: an index below 0, or another number of samples.
+    """
+    record = ProblemRecord(
+        index=_of_kind(row["index"], int),
+        problem_id=_of_kind(row["problem_id"], str),
+        gold=_of_kind(row["gold"], str),
+        greedy=_response(row["greedy"]),
+        sampled=tuple(map(_response, row["sampled"])),
     )
+    if record.index < 0 or num_samples not in (None, len(record.sampled)):
+        raise ValueError("an index below 0, or another number of samples")
+    return record
+
+
+def _response(row: Mapping[str, Any]) -> ResponseRecord:
+    record = ResponseRecord(**row)
+    _of_kind(record.reward, int | float)
+    _of_kind(record.num_tokens, int)
+    _of_kind(record.finish_reason, str)
+    for text in (record.answer, record.text):
+        _of_kind(text, str | None)
+    return record
+
+
+def _of_kind(value: Any, kind: Any) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"a {kind} is needed, got {value!r}")
+    return value
 
 
 def _check_same(path: Path, found: Identity, wanted: Identity) -> None:

@@ -49,6 +49,9 @@ _PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 _BARE_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_BLANK = re.compile(r"(?<!\d)\s+|\s+(?!\d)|(?<=\d)\s+(?=\d{3}(?!\d|\s*/))")
+"""White space that says nothing; between digits only before three of them: 1 000, not 2 1/3."""
+
 _JOINS_ANSWERS = {"and", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "inf"}
 
 
@@ -130,7 +133,7 @@ def is_same_text(gold: str, answer: str) -> bool:
 
     Words agree whatever their case, in `\text{}` or not: `\text{(C)}` agrees with "C".
     """
-    if "".join(gold.split()) == "".join(answer.split()):
+    if _BLANK.sub("", gold) == _BLANK.sub("", answer):
         return True
     gold_words, answer_words = words_of(gold), words_of(answer)
     if gold_words is None and answer_words is None:

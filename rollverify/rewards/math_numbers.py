@@ -41,9 +41,14 @@ _NUMBER = re.compile(
     rf"){_SCALE}(?P<percent>\s*\\%)?(?:{_UNIT})"
 )
 _PURE_FRACTION = re.compile(rf"(?P<sign>[+-]?)\s*{_FRACTION}{_SCALE}(?P<percent>\s*\\%)?{_UNIT}")
+_REPEATING = re.compile(
+    r"(?P<sign>[+-]?)\s*(?P<whole>\d*)\.(?P<fixed>\d*)\s*\\(?:overline|bar|dot)(?![A-Za-z])\s*"
+    r"(?:\{\s*(?P<period>\d+)\s*\}|(?P<digit>\d))"
+)
 _NUMERAL = re.compile(
     r"(?P<sign>[+-]?)(?P<digits>[0-9A-Z]+)\s*(?:_\s*(?:\{\s*(?P<base>\d+)\s*\}|(?P<short>\d)))?"
 )
+_BRACKETS = re.compile(r"\(\s*([+-]?[0-9A-Z]+(?:\s*_\s*(?:\{\s*\d+\s*\}|\d))?)\s*\)")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?:\s*(?:\\text\s*\{)?\s*([ap])\.?\s*m\.?\s*\}?)?", re.I)
 
 
@@ -76,8 +81,11 @@ def read_number(text: str) -> PlainNumber | None:
     r"""A written form as a plain number; None if it is anything else.
 
     Read are 1,234.5, 3/4, \frac{3}{4}, mixed 2 2/3 and 2\frac{2}{3}, 1.5\times 10^{-3}, 2 million,
-    with a percent sign or a unit after it and "x =" before it. Units are not compared.
+    with a percent sign or a unit after it and "x =" before it, and 0.\overline{3}. Units are not
+    compared.
     """
+    if repeating := _REPEATING.fullmatch(text):
+        return PlainNumber(_repeating_value(repeating), False, None, 0)
     match = _PURE_FRACTION.fullmatch(text) or _NUMBER.fullmatch(text)
     if match is None:
         return None
@@ -91,6 +99,15 @@ def read_number(text: str) -> PlainNumber | None:
         value = -value
     is_percent = part["percent"] is not None
     return PlainNumber(value, is_percent, last_place, num_digits, part.get("name"))
+
+
+def _repeating_value(match: re.Match[str]) -> Fraction:
+    """0.1666... = (16 - 1) / 90: all digits less the fixed ones, over nines and zeros."""
+    fixed = match["whole"] + match["fixed"]
+    period = match["period"] or match["digit"]
+    nines = (10 ** len(period) - 1) * 10 ** len(match["fixed"])
+    value = Fraction(int(fixed + period) - int(fixed or 0), nines)
+    return -value if match["sign"] == "-" else value
 
 
 def _value_of(part: dict[str, str | None]) -> tuple[Fraction, Fraction | None, int]:
@@ -175,7 +192,7 @@ def compare_plain(gold: str, answer: str) -> bool | None:
 
 def _compare_numerals(gold: str, answer: str) -> bool | None:
     """52_8 against 52_8, 52_9 or 52: a base that only one side names is not compared."""
-    one, other = _NUMERAL.fullmatch(gold), _NUMERAL.fullmatch(answer)
+    one, other = _numeral(gold), _numeral(answer)
     if not one or not other:
         return None
     bases = [match["base"] or match["short"] for match in (one, other)]
@@ -186,8 +203,13 @@ def _compare_numerals(gold: str, answer: str) -> bool | None:
     return same and (None in bases or bases[0] == bases[1])
 
 
+def _numeral(text: str) -> re.Match[str] | None:
+    """The numeral that a text is, brackets around it, its digits or its base left off."""
+    return _NUMERAL.fullmatch(_BRACKETS.sub(r"\1", text))
+
+
 def is_plain(text: str) -> bool:
     """Whether a written form is a number, a numeral with a base, or a clock time."""
-    numeral = _NUMERAL.fullmatch(text)
+    numeral = _numeral(text)
     has_base = numeral is not None and (numeral["base"] or numeral["short"]) is not None
     return has_base or _CLOCK.fullmatch(text) is not None or read_number(text) is not None

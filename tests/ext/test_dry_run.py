@@ -40,6 +40,16 @@ def test_paper_model_has_its_published_size_and_fits(
     assert "64 responses in flight on an engine" in out
 
 
+def test_the_reference_of_a_kl_term_takes_as_much_as_the_weights(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """8,190,735,360 values of 4 bytes over 32 ranks are 0.95 GiB."""
+    assert plan_of_paper("qwen3_8b_base", "8k", 80, "--kl.coefficient", "0.01") == 0
+    assert "trainer reference 0.95 GiB" in " ".join(capsys.readouterr().out.split())
+    assert plan_of_paper("qwen3_8b_base", "8k", 80) == 0
+    assert "reference" not in capsys.readouterr().out
+
+
 def test_weights_that_fill_the_engine_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     """30.5 billion values of 2 bytes are 56.9 GiB; 0.6 of 80 are 48."""
     assert plan_of_paper("qwen3_30b_a3b_base", "32k", 80) == 2
@@ -72,8 +82,41 @@ def test_experts_that_do_not_divide_are_refused(capsys: pytest.CaptureFixture[st
 
 
 def test_context_of_64k_needs_a_model_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is printed all the same: the memory does not depend on the published context."""
     assert plan_of_paper("qwen3_8b_base", "64k", 80) == 2
-    assert "65536 exceeds the model's context of 32768" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "65536 exceeds the model's context of 32768" in said.err and said.err.count("\n") == 1
+    assert "up to 65,536 tokens" in said.out and "in all" in said.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--gpu-gib", "nan"], "--gpu-gib must be a finite number above 0"),
+        (["--gpu-gib", "inf"], "--gpu-gib must be a finite number above 0"),
+        (["--world-size", "0"], "--world-size must be above 0"),
+        (["--world-size", "x"], "argument --world-size: invalid int value: 'x'"),
+        (["--model-config"], "argument --model-config: expected one argument"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan_of_paper("qwen3_8b_base", "32k", 80, *flags) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_a_bad_model_config_is_named_as_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sizes.json").write_text('{"model_type": "gpt2"}')
+    assert main(["--model-config", str(tmp_path / "sizes.json")]) == 2
+    error = capsys.readouterr().err
+    assert f"--model-config: '{tmp_path / 'sizes.json'}': model_type 'gpt2'" in error
+    (tmp_path / "sizes.json").write_text("{")
+    assert main(["--model-config", str(tmp_path / "sizes.json")]) == 2
+    assert f"{tmp_path / 'sizes.json'}: not valid JSON" in capsys.readouterr().err
 
 
 def dry_run(folder: Path, *flags: str) -> int:

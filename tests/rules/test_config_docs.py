@@ -1,6 +1,7 @@
 """Every config field has an attribute docstring and is read outside the config layer."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -50,6 +51,18 @@ def test_every_field_has_a_docstring(table: type) -> None:
     fields = list(TABLES) if table is Config else list(settings_of(table))
     docs = field_docs(table)
     assert [name for name in fields if len(docs.get(name, "").split()) < 2] == []
+
+
+def test_every_flag_in_the_documents_exists() -> None:
+    flags = {one.flag for one in SETTINGS.values()} | {"--table.key"}
+    unknown = [
+        (path.name, flag)
+        for path in [*PACKAGE.parent.glob("*.md"), *PACKAGE.parent.glob("*/**/*.md")]
+        if not {".venv", "outputs"} & set(path.relative_to(PACKAGE.parent).parts)
+        for flag in re.findall(r"--[a-z_-]+\.[a-z0-9_-]+", path.read_text(encoding="utf-8"))
+        if flag.replace("_", "-").replace(".no-", ".") not in flags
+    ]
+    assert unknown == []
 
 
 def test_every_setting_is_read_outside_the_config_layer() -> None:

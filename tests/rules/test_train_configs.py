@@ -61,6 +61,26 @@ def test_listed_print_command_loads(flags: str) -> None:
     assert load_config(shlex.split(flags)).config_files
 
 
+@pytest.mark.parametrize("context", [8, 16, 32, 64])
+@pytest.mark.parametrize("method", ["on_policy", "partial_rollout", "rollverify"])
+def test_paper_runs_have_the_numbers_of_the_paper(context: int, method: str) -> None:
+    """Its section 5.1; n and top-p of the evaluation are DAPO's for AIME 24, the paper has none."""
+    files = ["models/qwen3_8b_base", f"paper/dapo_math_{context}k", f"methods/{method}"]
+    flags = [word for one in files for word in ("--config", f"train_configs/{one}.toml")]
+    config = load_config(flags).config
+    rollout, training, loss = config.rollout, config.training, config.loss
+    assert rollout.max_sequence_tokens == 1024 * context
+    assert (rollout.prompts_per_step, rollout.group_size, training.minibatches) == (128, 8, 1)
+    assert (training.lr, training.steps) == (1e-6, 500)
+    assert (loss.name, loss.clip_low, loss.clip_high) == ("grpo", 0.2, 0.3)
+    assert (config.correction.name, config.correction.threshold) == ("truncated", 2.0)
+    verification, switching = config.verification, config.switching
+    assert (verification.segment_threshold, verification.token_threshold) == (0.01, 2.0)
+    assert (switching.window, switching.threshold) == (8, 0.5)
+    assert (config.data.train, config.data.test) == ("dapo_math_17k", "aime24")
+    assert (config.evaluation.samples_per_problem, config.evaluation.top_p) == (32, 0.7)
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_file_loads_alone(file: str) -> None:
     assert load_config(["--config", file]).config_files == (file,)

@@ -183,7 +183,38 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert main(["--run", str(tmp_path)]) == 2
     assert "holds no config.toml; give a run folder" in message(capsys)
     assert main(["--run", str(tmp_path / "none")]) == 2
-    assert "is not a folder; give a run folder" in message(capsys)
+    assert "--run: " in (line := message(capsys)) and "is not a folder; give a run folder" in line
+
+
+def test_where_no_run_is_found_the_flag_is_named(tmp_path, capsys):
+    assert main(["--run", "--run.output-dir", str(tmp_path)]) == 2
+    line = message(capsys)
+    assert "--run: no run with checkpoints below" in line and "--resume" not in line
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_incomplete_baseline_is_found_before_anything_is_generated(
+    ranks, tmp_path, capsys, name
+):
+    baseline = model_at(tmp_path / "b")
+    (baseline / name).unlink()
+    assert main([*flags_in(tmp_path), "--evaluation.baseline", str(baseline)], ranks) == 2
+    wanted = name.replace("model.", "*.")
+    assert f"evaluation.baseline '{baseline}' holds no {wanted}" in message(capsys)
+    assert ranks.calls == []
+
+
+def test_the_report_says_what_was_measured(ranks, tmp_path, capsys):
+    """A table of the first two of three problems must not pass for one of all."""
+    flags = flags_in(tmp_path)
+    assert main([*flags, "--evaluation.num-problems", "2", "--evaluation.top-p", "0.7"], ranks) == 0
+    words = words_of(capsys)
+    assert (
+        f"2 problems of {tmp_path / 'test.jsonl'}, the most that evaluation.num_problems" in words
+    )
+    assert "2 samples each at temperature 1.0 and top-p 0.7" in words
+    assert main(flags, ranks) == 0
+    assert "evaluation.num_problems" not in words_of(capsys)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,13 @@ def test_other_weights_do_not_go_on(monkeypatch, capsys, flags, tmp_path):
     assert "holds another evaluation (model: " in capsys.readouterr().err
 
 
+def test_responses_without_a_verdict_are_counted_in_the_log(monkeypatch, flags, caplog):
+    counts = {"error": 1, "timeout": 2, "gold_unreadable": 0}
+    monkeypatch.setattr("rollverify.rewards.counts_of", lambda _: lambda: counts)
+    record(monkeypatch, flags, ScriptedEngine())
+    assert "3 responses count as wrong without a verdict (1 error, 2 timeout)" in caplog.text
+
+
 def test_the_digest_is_of_the_content(tmp_path):
     first, same = model_at(tmp_path / "a", b"12"), model_at(tmp_path / "b", b"12")
     assert folder_digest(first) == folder_digest(same)

@@ -64,6 +64,17 @@ def test_long_value_is_cut_in_the_message() -> None:
     assert len(str(caught.value)) < 120 and "\n" not in str(caught.value)
 
 
+def test_a_time_out_that_no_timer_can_be_set_to_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"reward\.time_out_s must be > 0 and <= 3600"):
+        check_value(SETTINGS["reward.time_out_s"], 1e300)
+
+
+def test_text_with_a_nul_is_refused() -> None:
+    """No file, folder or name can hold one, and the system's own complaint names no setting."""
+    with pytest.raises(ConfigError, match=r"'run\.output_dir' must not hold a NUL character"):
+        check_value(SETTINGS["run.output_dir"], "a\0b")
+
+
 def test_table_names_match_the_fields_of_config() -> None:
     assert all(table_name(table) == name for name, table in TABLES.items())
 

@@ -43,6 +43,16 @@ def test_other_conversations_are_refused(messages):
         prompt_of(row_of(prompt=messages), Columns())
 
 
+def test_a_number_too_large_for_a_float_keeps_its_digits():
+    """1.8e308 is the largest float, 10^400 has 401 digits."""
+    assert answer(10**400) == answer(10**400, "integer") == "1" + "0" * 400
+
+
+def test_what_is_no_text_comes_with_a_cure():
+    with pytest.raises(DataError, match=r"got bool True; write it in quotes or drop the line$"):
+        answer(True)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [("\\frac{1}{2}", "\\frac{1}{2}"), ("0.50", "0.50"), (42, "42"), (27.0, "27"), (0.1, "0.1")],
@@ -102,6 +112,7 @@ def test_what_is_no_whole_number_is_refused(value):
         (True, "text", "'answer' must be a string, got bool True"),
         (float("nan"), "text", "'answer' must be a string, got float nan"),
         (["1", "2"], "text", "'answer' must be a string, got list"),
+        ("\ud800", "text", "'answer' holds half of a character"),
     ],
 )
 def test_bad_answers_are_named_with_their_line(value, answer_format, message):

@@ -150,6 +150,22 @@ def test_a_template_goes_around_the_problem_and_the_wrap_around_both(prompt_file
     assert prompt.bare_text == "Fk2="
 
 
+def test_a_problem_that_is_all_template_is_empty(prompt_file):
+    path = prompt_file('{"prompt": "Q: .", "answer": "0c"}')
+    with pytest.raises(
+        DataError, match=r"set\.jsonl:1: the prompt is empty without .*drop the line"
+    ):
+        read_prompt_set(PromptSource(location=path, taken_off="Q: {prompt}."))
+
+
+def test_half_a_character_is_refused(prompt_file):
+    """A lone surrogate is JSON, but cannot be written as UTF-8 or tokenised."""
+    with pytest.raises(DataError, match=r"set\.jsonl:1: 'prompt' holds half of a character"):
+        load_prompts(prompt_file('{"prompt": "a\\ud800", "answer": "0c"}'))
+    with pytest.raises(DataError, match=r"set\.jsonl:1: 'id' holds half of a character"):
+        load_prompts(prompt_file('{"prompt": "a", "answer": "0c", "id": "\\ud800"}'))
+
+
 def test_without_template_the_problem_is_the_text(prompt_file):
     (prompt,) = load_prompts(prompt_file(GOOD))
     assert prompt.bare_text == prompt.text == "Fk2="

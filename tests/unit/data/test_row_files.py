@@ -29,6 +29,11 @@ def test_lines_are_read_whatever_the_ending(tmp_path, name):
     assert seen(path) == [(f"{path}:1", 1, ROWS[0]), (f"{path}:2", 2, ROWS[1])]
 
 
+def test_the_ending_may_be_in_capitals(tmp_path):
+    path = write_table(tmp_path / "A.PARQUET", ROWS)
+    assert seen(path) == [(f"{path}, row 1", 1, ROWS[0]), (f"{path}, row 2", 2, ROWS[1])]
+
+
 def test_a_json_list_is_read_as_rows(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("\ufeff\n" + json.dumps(ROWS, indent=1))
@@ -79,6 +84,14 @@ def test_a_broken_file_gives_one_line(tmp_path, name, content, message):
     with pytest.raises(DataError, match=message) as caught:
         seen(path)
     assert "\n" not in str(caught.value)
+
+
+def test_text_that_a_flipped_bit_made_no_text_gives_one_line(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"problem": ["zebra"]}), path, compression="none")
+    path.write_bytes(path.read_bytes().replace(b"zebra", b"zebr\xff"))
+    with pytest.raises(DataError, match=r"a\.parquet: not readable as Parquet .*can't decode"):
+        seen(path)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.parquet"])

@@ -32,6 +32,11 @@ def test_a_file_without_ending_is_one_if_it_exists(tmp_path, monkeypatch):
     assert resolve("set/train").location == Path("set/train")
 
 
+def test_a_colon_may_be_part_of_a_files_name(tmp_path):
+    (tmp_path / "a:b.jsonl").write_text("")
+    assert resolve(str(tmp_path / "a:b.jsonl")).location == tmp_path / "a:b.jsonl"
+
+
 @pytest.mark.parametrize(("use", "split"), [("train", "train"), ("test", "test")])
 def test_owner_and_name_make_a_dataset_of_the_hub(use, split):
     assert resolve("own-er/na.me", use).location == HubDataset(name="own-er/na.me", split=split)
@@ -79,16 +84,23 @@ def test_settings_win_over_the_preset():
         ("gsm_8k", "did you mean 'gsm8k'?"),
         ("GSM8K", "did you mean 'gsm8k'?"),
         ("nothing like it", ", ".join(PRESETS)),
-        ("gsm8k:", "data.test = '' is neither a file"),
-        ("gsm8k:own", "data.test = 'own' is neither a file"),
+        ("gsm8k:", "data.test = 'gsm8k:': '' is neither a file"),
+        ("gsm8k:own", "data.test = 'gsm8k:own': 'own' is neither a file"),
+        ("gsm8k:math500", "'math500' is a preset, but a file or 'owner/name' must follow 'gsm8k:'"),
+        ("gms8k:none.jsonl", "did you mean 'gsm8k'?"),
+        ("https://a.b/c.jsonl", "data.test = 'https://a.b/c.jsonl' is neither a file"),
         ("a/b/c", "nor a dataset 'owner/name'"),
+        ("x" * 5000, "data.test = 'xxx"),
+        ("a\0b", "data.test = 'a\\x00b' is neither a file"),
+        ("a\0b.jsonl", "data.test = 'a\\x00b.jsonl' is neither a file"),
+        ("~nobody-of-this-name/a.jsonl", "has no home folder"),
     ],
 )
 def test_unknown_texts_are_refused_with_what_is_known(text, message):
     with pytest.raises(ConfigError) as caught:
         resolve(text, "test")
     assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_settings_of_the_hub_do_not_go_with_a_file():

@@ -62,6 +62,25 @@ def test_a_template_that_refuses_the_conversation_is_one_line():
         ChatTemplate(FakeTokenizer(), system_prompt="Be brief.").render("1 + 1")
 
 
+class DeafTokenizer(FakeTokenizer):
+    """Its template forgets the message."""
+
+    def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
+        return "<user><assistant>"
+
+
+def test_a_template_that_leaves_the_problem_out_is_refused():
+    with pytest.raises(DataError, match=r"leaves the prompt out.*data\.chat_template = false"):
+        ChatTemplate(DeafTokenizer()).render("1 + 1")
+
+
+def test_a_tokenizer_config_of_another_kind_is_one_line(tmp_path):
+    save_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="transformers cannot read the tokenizer of"):
+        read_chat_template(tmp_path, "")
+
+
 def test_a_folder_gives_its_own_template(tmp_path):
     save_tokenizer(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())

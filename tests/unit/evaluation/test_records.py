@@ -51,6 +51,44 @@ def test_a_damaged_line_costs_its_problem_only(tmp_path, caplog):
     assert f"{file}:3: dropping a damaged line" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"index": 1,', '"index": 1e999,'),
+        ('"index": 1,', '"index": "1",'),
+        ('"index": 1,', '"index": -1,'),
+        ('"problem_id": "p1"', '"problem_id": 1'),
+        ('"reward": 1.0', '"reward": null'),
+        ('"num_tokens": 10', '"num_tokens": "10"'),
+        ('"answer": "a"', '"answer": 3'),
+        ('"sampled": [', '"sampled": 3, "x": ['),
+    ],
+)
+def test_a_line_with_a_value_of_another_kind_is_damaged(tmp_path, old, new):
+    file = write(tmp_path, 0, 1, 2)
+    lines = file.read_text().splitlines()
+    assert old in lines[2]
+    lines[2] = lines[2].replace(old, new)
+    file.write_text("\n".join(lines) + "\n")
+    assert list(read_records(file)[1]) == [0, 2]
+
+
+def test_a_record_with_another_number_of_samples_is_damaged(tmp_path):
+    identity: Identity = {"samples_per_problem": 2}
+    with contextlib.closing(RecordFile(tmp_path, identity)) as records:
+        records.append(problem(0, "a", ["a", None]))
+        records.append(problem(1, "a", ["a"]))
+    assert list(read_records(records.path)[1]) == [0]
+
+
+def test_a_record_of_no_problem_of_the_set_is_dropped(tmp_path, caplog):
+    write(tmp_path, 0, 1, 2)
+    ids = ["p0", "another"]  # Problem 1 has another name, and there is no third.
+    with contextlib.closing(RecordFile(tmp_path, IDENTITY, ids)) as records:
+        assert list(records.done) == [0]
+    assert "dropping the records of problems 1, 2" in caplog.text
+
+
 def test_a_file_without_its_first_line_begins_again(tmp_path, caplog):
     file = write(tmp_path, 0)
     file.write_text("\n".join(file.read_text().splitlines()[1:]))

@@ -87,6 +87,9 @@ def test_row_ends_of_a_matrix_are_kept():
         (r"\text{east}", r"\text{west}", False),
         ("x", "X", False),
         ("1 , 2", "1,2", True),
+        ("1000000", "1 000 000", True),
+        ("12", "1 2", False),
+        ("2 1/3", "21/3", False),
     ],
 )
 def test_words_agree_whatever_their_case(gold, answer, is_same):

@@ -22,10 +22,13 @@ from rollverify.rewards.math_numbers import compare_plain, is_plain, read_number
         (r"35 \text{ cm}^2", Fraction(35)),
         (r"2 \text{ million}", Fraction(2_000_000)),
         (r"28\%", Fraction(28)),
+        (r"0.\overline{3}", Fraction(1, 3)),
+        (r"-1.2\overline{45}", Fraction(-137, 110)),
+        (r".\bar 3", Fraction(1, 3)),
     ],
 )
 def test_numbers_are_read_exactly(text, value):
-    """2 2/3 = 8/3; 1.5 * 10^-3 = 3/2000."""
+    """2 2/3 = 8/3; 1.5 * 10^-3 = 3/2000; 1.2454545... = (1245 - 12) / 990 = 137/110."""
     number = read_number(text)
     assert number is not None and number.value == value
 
@@ -57,6 +60,11 @@ def test_what_is_no_plain_number_is_left_to_others(text):
         ("52_8", "52_{8}", True),
         ("52_8", "52_9", False),
         ("52_8", "52", True),
+        ("52_8", "(52)_8", True),
+        ("52_8", "(52_9)", False),
+        ("52_8", "52_{(9)}", False),
+        ("1/3", r"0.\overline{3}", True),
+        (r"0.\overline{3}", "0.3", False),
         ("12:00", "1:00", False),
         ("12:00", r"12:00 \text{ p.m.}", True),
         ("1:30 a.m.", "1:30 p.m.", False),
