@@ -289,7 +289,8 @@ class VllmEngine:
         self._engine.add_request("score", {"prompt_token_ids": list(token_ids)}, params)
         output = None
         while output is None:
-            finished = [o for o in self._engine.step() if o.finished]
+            with cpu_threads(self._num_threads):
+                finished = [o for o in self._engine.step() if o.finished]
             output = next((o for o in finished if o.request_id == "score"), None)
         pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
         return [entry[token].logprob for token, entry in pairs]
