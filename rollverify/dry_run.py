@@ -234,6 +234,7 @@ def _as_given(message: str, scratch: str, model_config: Path | None) -> str:
     """A message that names the file of --model-config in place of its copy."""
     if model_config is None:
         return message
+    message = message.replace(f"{scratch}': config.json: ", f"{scratch}': ")
     for name in (f"{scratch}/config.json", scratch):
         message = message.replace(name, str(model_config))
     return message.replace("model.path: ", "--model-config: ", 1)
