@@ -79,7 +79,7 @@ def build_run(argv: Sequence[str]) -> Run:
     policy = make_policy_trainer(config, model, folder, is_resumed=resumed is not None)
     engine = make_engine(config, model)
     rollout = make_rollout_parts(config, model, engine, prompts, encoded, policy)
-    evaluation = make_evaluation(config, engine, test, policy) if test else None
+    evaluation = make_evaluation(config, model, engine, test, policy) if test else None
     window = make_window(config)
     checkpoint = make_checkpoint(config, folder, policy, rollout.state, window, evaluation, rank)
     first_step = 1

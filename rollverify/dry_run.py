@@ -12,7 +12,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,7 +26,9 @@ from rollverify.memory_plan import (
     GIB,
     Layout,
     Parameter,
+    Plan,
     Sizes,
+    cures,
     kv_bytes_per_token,
     problems,
     trainer_bytes,
@@ -36,26 +37,6 @@ from rollverify.prepare import base_folder
 
 if TYPE_CHECKING:
     from torchtitan_ext.meta_model import MetaModel
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """Bytes of one device."""
-
-    trainer: dict[str, int]
-    """By part."""
-
-    engine_weights: int
-    engine_budget: int
-    """Weights, workspace and cache."""
-
-    kv_per_token: int
-    device: int
-
-    @property
-    def cache(self) -> int:
-        """Left for keys and values."""
-        return max(0, self.engine_budget - self.engine_weights - ENGINE_WORKSPACE_BYTES)
 
 
 def degrees(config: Config, world_size: int) -> tuple[int, int, int]:
@@ -234,6 +215,7 @@ def _as_given(message: str, scratch: str, model_config: Path | None) -> str:
     """A message that names the file of --model-config in place of its copy."""
     if model_config is None:
         return message
+    message = message.replace(f"{scratch}': config.json: ", f"{scratch}': ")
     for name in (f"{scratch}/config.json", scratch):
         message = message.replace(name, str(model_config))
     return message.replace("model.path: ", "--model-config: ", 1)
@@ -261,7 +243,8 @@ def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
             model = read_model(config, folder, options.world_size)
         except ConfigError as error:
             raise ConfigError(_as_given(str(error), scratch, options.model_config)) from error
-    plan = make_plan(config, model, options.world_size, _gpu_gib(options.gpu_gib))
+    gpu_gib = _gpu_gib(options.gpu_gib)
+    plan = make_plan(config, model, options.world_size, gpu_gib)
     print_plan(config, plan, options.world_size)
     return context_problems(config, model.config) + problems(
         plan.trainer,
@@ -270,6 +253,15 @@ def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
         kv_per_token=plan.kv_per_token,
         max_sequence_tokens=config.rollout.max_sequence_tokens,
         device_bytes=plan.device,
+        cures=cures(
+            activation_checkpoint=config.training.activation_checkpoint,
+            num_layers=model.config["num_hidden_layers"],
+            micro_batch_tokens=config.training.micro_batch_tokens,
+            max_sequence_tokens=config.rollout.max_sequence_tokens,
+            spare_cache=plan.cache - plan.kv_per_token * config.rollout.max_sequence_tokens,
+            num_ranks=options.world_size,
+            on_gpu=gpu_gib is not None,
+        ),
     )
 
 

@@ -112,7 +112,7 @@ def _read_json(file: Path, folder: Path) -> dict[str, Any]:
         raise ConfigError(f"model.path '{folder}' holds no {file.name}") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror})") from error
-    except ValueError as error:  # Neither JSON nor, before that, UTF-8.
+    except (ValueError, RecursionError) as error:  # Neither JSON nor UTF-8, or nested too deep.
         raise ConfigError(f"{file}: not valid JSON ({error})") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a JSON object, got {type(values).__name__}")
@@ -136,13 +136,13 @@ def _stop_token_id(
     if stop is None and (path / "tokenizer_config.json").is_file():
         eos = _read_json(path / "tokenizer_config.json", path).get("eos_token")
         eos = eos.get("content") if isinstance(eos, dict) else eos
-        stop = tokenizer.token_to_id(eos) if eos else None
+        stop = tokenizer.token_to_id(eos) if isinstance(eos, str) else None
     if stop is None:
         raise ConfigError(
             f"model.path '{path}': neither config.json nor the tokenizer names an eos token; add "
             "eos_token_id to config.json"
         )
-    if not isinstance(stop, int) or not 0 <= stop < vocab_size:
+    if isinstance(stop, bool) or not isinstance(stop, int) or not 0 <= stop < vocab_size:
         raise ConfigError(
             f"model.path '{path}': eos_token_id {stop!r} is not below vocab_size = {vocab_size}"
         )

@@ -6,7 +6,7 @@ or graphs take.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 GIB = 2**30
@@ -61,6 +61,26 @@ class Sizes:
 
     experts_per_token: int = 0
     """0 for a dense model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Bytes of one device."""
+
+    trainer: dict[str, int]
+    """By part."""
+
+    engine_weights: int
+    engine_budget: int
+    """Weights, workspace and cache."""
+
+    kv_per_token: int
+    device: int
+
+    @property
+    def cache(self) -> int:
+        """Left for keys and values."""
+        return max(0, self.engine_budget - self.engine_weights - ENGINE_WORKSPACE_BYTES)
 
 
 def owned(parameter: Parameter, layout: Layout) -> int:
@@ -159,6 +179,44 @@ def kv_bytes_per_token(sizes: Sizes, dtype: str) -> int:
     return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * DTYPE_BYTES[dtype]
 
 
+def cures(
+    *,
+    activation_checkpoint: str,
+    num_layers: int,
+    micro_batch_tokens: int,
+    max_sequence_tokens: int,
+    spare_cache: int,
+    num_ranks: int,
+    on_gpu: bool,
+) -> list[str]:
+    """What makes a plan smaller than it is with these settings, the least intrusive first.
+
+    Args:
+        activation_checkpoint: "none", "selective" or "full".
+        num_layers: of the model; recomputing saves nothing where the one that is alive is all.
+        micro_batch_tokens: of a packed row.
+        max_sequence_tokens: longest prompt plus response, which a row must hold.
+        spare_cache: bytes of the engine's cache beyond one response.
+        num_ranks: of the run.
+        on_gpu: whether each rank has its own device; ranks on CPUs share the machine's memory.
+    """
+    found = []
+    if on_gpu:
+        found.append("more ranks")
+    elif num_ranks > 1:  # Shards add up to the same; engines and activations become fewer.
+        found.append("fewer ranks")
+    if num_layers > {"none": 1, "selective": 2, "full": num_layers}[activation_checkpoint]:
+        found.append("training.activation_checkpoint = 'full'")
+    if micro_batch_tokens > max_sequence_tokens:
+        found.append("a smaller training.micro_batch_tokens")
+    else:
+        found.append("shorter rollout.max_response_tokens with training.micro_batch_tokens")
+    if spare_cache > 0:
+        setting = "engine.gpu_memory_utilization" if on_gpu else "engine.kv_cache_gib"
+        found.append(f"a smaller {setting}")
+    return found
+
+
 def problems(
     trainer: Mapping[str, int],
     *,
@@ -167,6 +225,7 @@ def problems(
     kv_per_token: int,
     max_sequence_tokens: int,
     device_bytes: int,
+    cures: Sequence[str],
 ) -> list[str]:
     """Where the plan does not fit, each in one line with its numbers and the cure.
 
@@ -177,6 +236,7 @@ def problems(
         kv_per_token: bytes.
         max_sequence_tokens: longest prompt plus response.
         device_bytes: memory of one device.
+        cures: at least one, for a plan that is too large.
     """
     found = []
     cache = engine_budget - engine_weights - ENGINE_WORKSPACE_BYTES
@@ -190,11 +250,11 @@ def problems(
         )
     total = sum(trainer.values()) + engine_budget
     if total > device_bytes:
+        parts = ", ".join(cures[:-1]), cures[-1]
         largest = max(trainer, key=lambda part: trainer[part])
         found.append(
             f"{total / GIB:.1f} GiB do not fit into {device_bytes / GIB:.1f} GiB: trainer "
             f"{sum(trainer.values()) / GIB:.1f} (most of it {largest}), engine "
-            f"{engine_budget / GIB:.1f}; use more ranks, training.activation_checkpoint = 'full', "
-            "a smaller training.micro_batch_tokens or engine.gpu_memory_utilization"
+            f"{engine_budget / GIB:.1f}; use {' or '.join(filter(None, parts))}"
         )
     return found

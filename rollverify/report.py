@@ -4,6 +4,7 @@ Reads the run folder's metrics.jsonl, so a resumed run reports all of its steps.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,22 +14,34 @@ from rollverify.metrics.table import summary_table
 
 PHASES = ("rollout", "train", "verify", "sync")
 REPORT_FILE = "report.txt"
+_MEAN_AT = re.compile(r"eval/mean_at_(\d+)")
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+def _labels(result: Mapping[str, float]) -> dict[str, str]:
+    """Names of the metrics that are shown, by key: greedy, mean@n, pass@n and maj@n."""
+    labels = {"eval/greedy_accuracy": "greedy accuracy"}
+    for found in filter(None, map(_MEAN_AT.fullmatch, result)):
+        num = found[1]
+        labels |= {
+            f"eval/mean_at_{num}": f"mean@{num}",
+            f"eval/pass_at_{num}": f"pass@{num}",
+            f"eval/maj_at_{num}": f"maj@{num}",
+        }
+    return {key: name for key, name in labels.items() if key in result}
+
+
 def _accuracy_rows(results: dict[int, dict[str, float]]) -> list[list[str]]:
     first, last = results[min(results)], results[max(results)]
-    keys = [k for k in last if k == "eval/greedy_accuracy" or k.startswith("eval/mean_at_")]
-    names = [k.removeprefix("eval/").replace("_", " ").replace("mean at ", "mean@") for k in keys]
+    labels = _labels(last)
     after = f"after step {max(results)}"
     if 0 not in results:  # A resumed run whose first part did not evaluate.
-        values = [_percent(last[key]) for key in keys]
-        return [["test set", after], *map(list, zip(names, values, strict=True))]
+        return [["test set", after], *([name, _percent(last[key])] for key, name in labels.items())]
     rows = [["test set", "before", after, "change"]]
-    for key, name in zip(keys, names, strict=True):
+    for key, name in labels.items():
         # Another number of samples per problem since a resume gives another key.
         is_comparable = key in first
         change = f"{100 * (last[key] - first[key]):+.1f} points" if is_comparable else "-"

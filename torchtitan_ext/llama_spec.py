@@ -110,7 +110,7 @@ def llama_config(config: dict[str, Any], folder: object, chunk_mib: int) -> Poli
     Raises:
         ModelFolderError: one line that names the folder and the key.
     """
-    config = with_llama_defaults(config)
+    config = with_llama_defaults(config, folder)
     check_supported(config, folder)
     init = linear_init(config)
     return PolicyLlama.Config(

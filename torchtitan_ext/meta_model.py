@@ -48,8 +48,10 @@ def build_meta_model(
     Raises:
         ModelFolderError: one line that names the folder and the key.
     """
-    config = read_hf_config(folder)
     spec = model_spec_from_hf(folder)
+    config = read_hf_config(folder)
+    if config["model_type"] == "llama":
+        config = with_llama_defaults(config, folder)
     with torch.device("meta"):
         model = spec.model.build()
     dims = ParallelDims(
@@ -66,7 +68,7 @@ def build_meta_model(
     assert spec.state_dict_adapter is not None
     hf = spec.state_dict_adapter(spec.model, None).to_hf(model.state_dict())
     return MetaModel(
-        config=with_llama_defaults(config),
+        config=config,
         parameters={name: tuple(one.shape) for name, one in model.named_parameters()},
         hf_shapes={name: tuple(one.shape) for name, one in hf.items()},
     )

@@ -29,6 +29,7 @@ from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_ext.config_values import shown
 from torchtitan_ext.decoder_parts import Init, ScoringDecoder, linear_init, norm_config, outer_parts
 from torchtitan_ext.hf_config import (
     ExpertSettings,
@@ -199,9 +200,9 @@ def model_spec_from_hf(folder: str | Path, *, chunk_mib: int = 64) -> ModelSpec:
     """
     config = read_hf_config(folder)
     model_type = config.get("model_type")
-    if model_type not in _BUILDERS:
+    if not isinstance(model_type, str) or model_type not in _BUILDERS:
         raise ModelFolderError(
-            f"'{folder}': model_type '{model_type}' is not supported; supported: "
+            f"'{folder}': config.json: model_type {shown(model_type)} is not supported; supported: "
             f"{', '.join(sorted(_BUILDERS))}"
         )
     build, adapter = _BUILDERS[model_type]

@@ -133,6 +133,10 @@ METRICS: dict[str, Metric] = {
     # Test set.
     "eval/greedy_accuracy": Metric("share", "right answers with greedy decoding"),
     "eval/mean_at_<k>": Metric("share", "mean accuracy of k samples per problem"),
+    "eval/mean_at_<k>_low": Metric("share", "lower end of its 95 % interval over problems"),
+    "eval/mean_at_<k>_high": Metric("share", "upper end of that interval"),
+    "eval/pass_at_<k>": Metric("share", "unbiased estimate that one of k samples is right"),
+    "eval/maj_at_<k>": Metric("share", "how often the commonest answer of k samples is right"),
     "eval/response_tokens_mean": Metric("tokens", "mean length of the sampled responses"),
     "eval/truncated_frac": Metric("share", "sampled responses cut at the length limit"),
     # The run itself.

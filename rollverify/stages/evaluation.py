@@ -1,18 +1,22 @@
 """Accuracy on the test set with the engine and weights of training.
 
 One greedy response and k sampled ones per problem. Seeds depend on the problem alone, so two
-evaluations of the same weights agree token for token. Does not touch the training prompts.
+evaluations of the same weights agree token for token. Does not touch the training prompts, and
+leaves estimators and intervals to `rollverify.evaluation`.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from rollverify.evaluation.records import ProblemRecord, ResponseRecord
 from rollverify.evaluation.requests import problem_requests, request_name
-from rollverify.metrics.reduction import reduce_metrics
+from rollverify.evaluation.statistics import sample_counts
+from rollverify.evaluation.summary import summarize
 from rollverify.rollout.engine import Completion, RolloutEngine
 from rollverify.rollout.generation import run_requests
 from rollverify.rollout.prompt_queue import EncodedPrompt
+from rollverify.stages.problem_records import gather_records, graded_problem
 from rollverify.state import StepState
 
 logger = logging.getLogger(__name__)
@@ -36,6 +40,7 @@ class Evaluation:
         last_step: int,
         data_rank: int,
         data_world_size: int,
+        answer_of: Callable[[Sequence[int]], str | None] | None = None,
         num_graders: int = 0,
     ) -> None:
         """Set up.
@@ -53,6 +58,8 @@ class Evaluation:
             last_step: evaluated in any case.
             data_rank: this rank's place among the data ranks.
             data_world_size: number of data ranks.
+            answer_of: response ids -> text of the answer, which maj@k needs; None where the reward
+                offers none.
             num_graders: problems graded at once, in threads; 0 grades one by one.
         """
         self._engine = engine
@@ -65,6 +72,7 @@ class Evaluation:
         self._run_seed = run_seed
         self._every_steps = every_steps
         self._last_step = last_step
+        self._answer_of = answer_of
         self._num_graders = num_graders
         self.results: dict[int, dict[str, float]] = {}
         """Metrics by step; step 0 is the base model. Part of a checkpoint."""
@@ -103,46 +111,64 @@ class Evaluation:
         completions, _ = run_requests(self._engine, requests, self._max_num_seqs)
         # Else a resumed run, whose engine has no such keys and values, could round differently.
         self._engine.reset_prefix_cache()
-        sums: dict[str, float] = dict.fromkeys(
-            ("problems", "greedy", "sampled", "tokens", "truncated"), 0.0
-        )
-        for rewards, answers in self._graded(completions):
-            greedy, *sampled = (float(reward > 0) for reward in rewards)
-            sums["problems"] += 1
-            sums["greedy"] += greedy
-            sums["sampled"] += sum(sampled)
-            sums["tokens"] += sum(len(one.token_ids) for one in answers[1:])
-            sums["truncated"] += sum(one.finish_reason == "length" for one in answers[1:])
-        sums, _ = reduce_metrics(sums, {})
-        num_samples = sums["problems"] * self._k
-        metrics = {
-            "eval/greedy_accuracy": sums["greedy"] / sums["problems"],
-            f"eval/mean_at_{self._k}": sums["sampled"] / num_samples,
-            "eval/response_tokens_mean": sums["tokens"] / num_samples,
-            "eval/truncated_frac": sums["truncated"] / num_samples,
-        }
+        records = gather_records(list(self._graded(completions)), self._k)
+        metrics = evaluation_metrics(records, has_answers=self._answer_of is not None)
         self.results[step] = metrics
         logger.info(
-            "test set after step %d: greedy %.3f, mean@%d %.3f",
+            "test set after step %d: greedy %.3f, mean@%d %.3f (95 %%: %.3f to %.3f)",
             step,
             metrics["eval/greedy_accuracy"],
             self._k,
             metrics[f"eval/mean_at_{self._k}"],
+            metrics[f"eval/mean_at_{self._k}_low"],
+            metrics[f"eval/mean_at_{self._k}_high"],
         )
         return metrics
 
-    def _graded(
-        self, completions: Mapping[str, Completion]
-    ) -> Iterator[tuple[list[float], list[Completion]]]:
-        """Rewards and responses of each problem, the greedy one first."""
+    def _graded(self, completions: Mapping[str, Completion]) -> Iterator[ProblemRecord]:
+        """Records of this rank's problems."""
 
-        def grade(one: tuple[int, EncodedPrompt]) -> tuple[list[float], list[Completion]]:
+        def grade(one: tuple[int, EncodedPrompt]) -> ProblemRecord:
             index, prompt = one
-            answers = [completions[request_name(index, i)] for i in range(self._k + 1)]
-            return [prompt.grade(answer.token_ids) for answer in answers], answers
+            names = [request_name(index, sample) for sample in range(self._k + 1)]
+            return graded_problem(index, [self._response(prompt, completions[n]) for n in names])
 
         if not self._num_graders:
             yield from map(grade, self._prompts)
             return
         with ThreadPoolExecutor(self._num_graders, thread_name_prefix="grading") as threads:
             yield from threads.map(grade, self._prompts)
+
+    def _response(self, prompt: EncodedPrompt, completion: Completion) -> ResponseRecord:
+        return ResponseRecord(
+            reward=prompt.grade(completion.token_ids),
+            num_tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason,
+            answer=self._answer_of(completion.token_ids) if self._answer_of else None,
+        )
+
+
+def evaluation_metrics(records: Sequence[ProblemRecord], *, has_answers: bool) -> dict[str, float]:
+    """Metrics of `eval/` from the records of all problems.
+
+    Args:
+        records: at least one, all with the same number of samples k.
+        has_answers: whether the reward offers the text of an answer.
+    """
+    summary = summarize(records, has_answers=has_answers)
+    sampled = [one for record in records for one in record.sampled]
+    k = len(records[0].sampled)
+    interval = summary[f"avg_at_{k}"].interval
+    assert interval is not None
+    metrics = {
+        "eval/greedy_accuracy": summary["greedy_accuracy"].value,
+        f"eval/mean_at_{k}": sum(one.is_right for one in sampled) / len(sampled),
+        "eval/response_tokens_mean": sum(one.num_tokens for one in sampled) / len(sampled),
+        "eval/truncated_frac": sum(one.finish_reason == "length" for one in sampled) / len(sampled),
+        f"eval/mean_at_{k}_low": interval.low,
+        f"eval/mean_at_{k}_high": interval.high,
+    }
+    counts = sample_counts(k)
+    metrics |= {f"eval/pass_at_{n}": summary[f"pass_at_{n}"].value for n in counts}
+    voted = [n for n in counts if f"maj_at_{n}" in summary]
+    return metrics | {f"eval/maj_at_{n}": summary[f"maj_at_{n}"].value for n in voted}

@@ -57,6 +57,16 @@ def test_weights_that_fill_the_engine_do_not_fit(capsys: pytest.CaptureFixture[s
     assert "the engine's 48.0 GiB hold 56.9 GiB of weights, but not" in error
 
 
+def test_a_cure_that_is_taken_is_not_named_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """The presets of the paper recompute all activations already."""
+    assert plan_of_paper("qwen3_8b_base", "32k", 30) == 2
+    error = capsys.readouterr().err
+    assert "use more ranks" in error and "activation_checkpoint" not in error
+    none = ["--training.activation-checkpoint", "none"]
+    assert plan_of_paper("qwen3_8b_base", "32k", 30, *none) == 2
+    assert "activation_checkpoint = 'full'" in capsys.readouterr().err
+
+
 REFUSED = [
     (["--parallelism.tensor-parallel", "16"], "does not divide the model's 8 key-value heads"),
     (["--parallelism.expert-parallel", "2"], "expert parallel 2: the model is dense"),

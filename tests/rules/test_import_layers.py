@@ -36,7 +36,10 @@ OWN = {
     "evaluation": {"data.prompts", "errors", "metrics.table", "rollout", "study.statistics"},
     "stages": {
         "algorithms",
+        "evaluation.records",
         "evaluation.requests",
+        "evaluation.statistics",
+        "evaluation.summary",
         "rollout",
         "training",
         "rewards",

@@ -86,6 +86,7 @@ def test_a_missing_file_is_named(folder, name):
     [
         (b"{", "config.json: not valid JSON"),
         (b"\xff\xfe", "config.json: not valid JSON"),
+        (b"[" * 100_000, "config.json: not valid JSON"),
         (b"[1]", "config.json: expected a JSON object, got list"),
     ],
 )
@@ -141,7 +142,14 @@ def test_a_model_without_a_stop_id(folder):
     assert "add eos_token_id to config.json" in message_of(folder)
 
 
-@pytest.mark.parametrize("stop", [80, -1, "<eos>"])
+@pytest.mark.parametrize("eos", [7, ["<eos>"], {"content": 7}, True])
+def test_an_eos_token_that_is_no_text(folder, eos):
+    edit(folder, eos_token_id=None)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    assert "add eos_token_id to config.json" in message_of(folder)
+
+
+@pytest.mark.parametrize("stop", [80, -1, "<eos>", True, 1.0])
 def test_a_stop_id_that_the_model_cannot_produce(folder, stop):
     """With it every response would run into the length limit, without any error."""
     edit(folder, eos_token_id=stop)

@@ -1,5 +1,7 @@
 """Memory by part against sums done by hand, and what does not fit."""
 
+from typing import Any
+
 import pytest
 
 from rollverify.memory_plan import (
@@ -8,6 +10,7 @@ from rollverify.memory_plan import (
     Parameter,
     Sizes,
     activation_bytes,
+    cures,
     kv_bytes_per_token,
     largest_layer,
     owned,
@@ -106,14 +109,15 @@ def test_cache_holds_a_key_and_a_value_per_layer() -> None:
     assert kv_bytes_per_token(SIZES, "bfloat16") == 64
 
 
-def found(**changes: int) -> list[str]:
+def found(**changes: Any) -> list[str]:
     """Problems of a plan of 5 GiB for trainer and 4 for the engine that just fits into 9."""
-    values = {
+    values: dict[str, Any] = {
         "engine_weights": 2 * GIB,
         "engine_budget": 4 * GIB,
         "kv_per_token": GIB // 1024,
         "max_sequence_tokens": 1024,
         "device_bytes": 9 * GIB,
+        "cures": ["a cure"],
     }
     return problems({"weights": 3 * GIB, "activations": 2 * GIB}, **(values | changes))
 
@@ -131,3 +135,47 @@ def test_one_token_more_than_the_cache_holds_is_a_problem() -> None:
 def test_one_byte_less_than_needed_is_a_problem() -> None:
     (line,) = found(device_bytes=9 * GIB - 1)
     assert line.startswith("9.0 GiB do not fit into 9.0 GiB: trainer 5.0 (most of it weights)")
+
+
+def test_what_would_help_is_named_at_the_end() -> None:
+    (line,) = found(device_bytes=1, cures=["more ranks", "a smaller row"])
+    assert line.endswith("engine 4.0; use more ranks or a smaller row")
+
+
+FULL = "training.activation_checkpoint = 'full'"
+ROW = "a smaller training.micro_batch_tokens"
+SHARE = "a smaller engine.gpu_memory_utilization"
+SHORTER = "shorter rollout.max_response_tokens with training.micro_batch_tokens"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["more ranks", FULL, ROW, SHARE]),
+        ({"activation_checkpoint": "full"}, ["more ranks", ROW, SHARE]),
+        # Of one layer nothing is recomputed; of two, selective keeps as much as full.
+        ({"num_layers": 1}, ["more ranks", ROW, SHARE]),
+        ({"num_layers": 2, "activation_checkpoint": "selective"}, ["more ranks", ROW, SHARE]),
+        ({"num_layers": 3, "activation_checkpoint": "selective"}, ["more ranks", FULL, ROW, SHARE]),
+        # A row must hold the longest response.
+        ({"micro_batch_tokens": 64}, ["more ranks", FULL, SHORTER, SHARE]),
+        # The engine has no more than it needs.
+        ({"spare_cache": 0}, ["more ranks", FULL, ROW]),
+        # Ranks on CPUs share the memory.
+        ({"on_gpu": False, "num_ranks": 1}, [FULL, ROW, "a smaller engine.kv_cache_gib"]),
+        ({"on_gpu": False, "spare_cache": -1}, ["fewer ranks", FULL, ROW]),
+    ],
+)
+def test_only_what_would_change_something_is_a_cure(
+    changes: dict[str, Any], expected: list[str]
+) -> None:
+    settings = {
+        "activation_checkpoint": "none",
+        "num_layers": 2,
+        "micro_batch_tokens": 65,
+        "max_sequence_tokens": 64,
+        "spare_cache": 1,
+        "num_ranks": 2,
+        "on_gpu": True,
+    }
+    assert cures(**(settings | changes)) == expected

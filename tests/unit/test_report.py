@@ -41,6 +41,27 @@ def test_accuracies_before_and_after(tmp_path):
     assert "truncated frac" not in found
 
 
+def test_chances_of_all_samples_stand_below_their_mean(tmp_path):
+    """Those of fewer samples, and the ends of the interval, are in metrics.jsonl only."""
+    more = {"eval/mean_at_8_low": 0.1, "eval/mean_at_8_high": 0.3, "eval/pass_at_2": 0.3}
+    more |= {"eval/pass_at_8": 0.5, "eval/maj_at_4": 0.1, "eval/maj_at_8": 0.125}
+    write_steps(tmp_path, [{"step": 60, **STEP}])
+    results = {0: RESULTS[0] | more, 60: RESULTS[60] | more | {"eval/pass_at_8": 0.75}}
+    text = final_report(tmp_path, results, {})
+    names = [line.split("  ")[0] for line in text.split("\n\n")[0].splitlines()]
+    assert names[2:] == ["greedy accuracy", "mean@8", "pass@8", "maj@8"]
+    assert rows(text)["pass@8"] == ["50.0 %", "75.0 %", "+25.0 points"]
+    assert rows(text)["maj@8"] == ["12.5 %", "12.5 %", "+0.0 points"]
+
+
+def test_a_run_begun_without_chances_has_nothing_before(tmp_path):
+    write_steps(tmp_path, [{"step": 60, **STEP}])
+    last = RESULTS[60] | {"eval/pass_at_8": 0.75}
+    found = rows(final_report(tmp_path, {0: RESULTS[0], 60: last}, {}))
+    assert found["pass@8"] == ["-", "75.0 %", "-"]
+    assert found["mean@8"] == ["20.0 %", "15.0 %", "-5.0 points"]
+
+
 def test_seconds_add_up_over_steps_and_hooks_leave_the_sync_phase(tmp_path):
     write_steps(
         tmp_path, [{"step": 0, "time/step_s": 99.0}, {"step": 1, **STEP}, {"step": 2, **STEP}]
