@@ -215,10 +215,10 @@ class VllmEngine:
             )
         self._engine.abort_request(ids, internal=True)
         if self.num_unfinished:
-            raise RolloutError(
-                f"{self.num_unfinished} of {len(ids)} requests go on after the pause"
-            )
+            raise RolloutError(f"{self.num_unfinished} of {len(ids)} requests go on after pause")
         self._in_flight.clear()
+        if ids:
+            self._engine.step()  # Else the next one would take them out of the batch, in the probe.
         return completions
 
     @property

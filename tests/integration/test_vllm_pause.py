@@ -81,6 +81,8 @@ def test_a_pause_at_any_step_returns_exactly_what_was_generated(
 
 def test_nothing_is_left_in_the_engine_after_a_pause(engine: Any) -> None:
     run_and_pause(engine, requests(8), 5)
+    worker = engine._engine.model_executor.driver_worker.worker
+    assert worker.model_runner.input_batch.num_reqs == 0  # Not left to the next step.
     assert engine.num_unfinished == 0 and engine.step() == [] and engine.pause() == []
     engine.reset_prefix_cache()  # Refused by vLLM while requests hold blocks.
 
