@@ -120,7 +120,6 @@ def time_bare(
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from rollverify.rollout.host_process import cpu_threads
     from rollverify.rollout.seeds import request_seed
 
     llm = engine._engine
@@ -145,13 +144,14 @@ def time_bare(
     ]
     engine.reset_prefix_cache()
     outputs = []
-    with cpu_threads(engine._num_threads):
-        start_s = time.perf_counter()
-        for request in requests:
-            llm.add_request(*request)
-        while llm.has_unfinished_requests():
+    start_s = time.perf_counter()
+    for request in requests:
+        llm.add_request(*request)
+    engine._threads.add(sum(len(prompt["prompt_token_ids"]) for _, prompt, _ in requests))
+    while llm.has_unfinished_requests():
+        with engine._threads.of_step(engine.num_unfinished):
             outputs += llm.step()
-        seconds = time.perf_counter() - start_s
+    seconds = time.perf_counter() - start_s
     ids = {out.request_id: list(out.outputs[0].token_ids) for out in outputs if out.finished}
     return seconds, [ids[name] for name, _, _ in requests]
 

@@ -75,7 +75,7 @@ class EngineConfig(Table):
     enforce_eager: bool = True
     """Whether to run without CUDA graphs and compilation."""
     num_cpu_threads: Annotated[int, Range(ge=0)] = 0
-    """Threads of a decode step on CPU; 0 = one for a model below 1M parameters, else torch's."""
+    """Threads of an engine step on CPU; 0 = one for small steps of small models, else torch's."""
     options: dict[str, object] = field(default_factory=dict[str, object])
     """Further engine arguments, passed to vLLM as they are: the one table whose keys are free."""
 

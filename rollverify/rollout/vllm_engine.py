@@ -17,7 +17,7 @@ from rollverify.errors import ConfigError, RolloutError
 from rollverify.rollout import vllm_cpu
 from rollverify.rollout.engine import Completion, GenerationRequest
 from rollverify.rollout.expert_names import fully_written
-from rollverify.rollout.host_process import cpu_threads, decode_threads, hidden_rank_variables
+from rollverify.rollout.host_process import StepThreads, hidden_rank_variables
 from rollverify.rollout.model_config import check_experts, has_experts, read_model_config
 from rollverify.rollout.vllm_outputs import finished_completion, paused_completion
 from rollverify.rollout.vllm_routing import list_blocks_of_prompts_only
@@ -79,10 +79,9 @@ class VllmEngine:
             gpu_memory_utilization: share of GPU memory vLLM may take, in (0, 1].
             enforce_eager: no CUDA graphs.
             seed: engine seed; requests carry their own.
-            num_cpu_threads: threads of a decode step on CPUs; 0 decides by the model's size.
-            record_routing: completions say which experts each token was routed to. vLLM then holds
-                tokens of KV cache * layers * experts per token bytes more (twice as many beyond 256
-                experts) in main memory.
+            num_cpu_threads: threads of a step on CPUs; 0 decides by its size.
+            record_routing: completions say which experts each token was routed to. Takes layers *
+                experts per token bytes of main memory per token of KV cache, twice beyond 256.
             options: further vLLM engine arguments, as they are.
 
         Raises:
@@ -129,7 +128,7 @@ class VllmEngine:
         if on_cpu:
             vllm_cpu.load_experts_packed(self._model())
         num_parameters = sum(p.numel() for p in self._model().parameters())
-        self._num_threads = decode_threads(num_cpu_threads, num_parameters) if on_cpu else 0
+        self._threads = StepThreads(num_cpu_threads, num_parameters, on_cpu=on_cpu)
         self._in_flight: set[str] = set()
         self._warm_up()
 
@@ -173,6 +172,7 @@ class VllmEngine:
         prompt = {"prompt_token_ids": list(request.token_ids)}
         self._engine.add_request(request.request_id, prompt, params)
         self._in_flight.add(request.request_id)
+        self._threads.add(len(request.token_ids))
 
     def step(self) -> list[Completion]:
         """Decode one token of every running request; return what finished.
@@ -180,7 +180,7 @@ class VllmEngine:
         Raises:
             RolloutError: see `finished_completion`.
         """
-        with cpu_threads(self._num_threads):
+        with self._threads.of_step(self.num_unfinished):
             outputs = self._engine.step()
         completions = [
             finished_completion(output, has_routing=self._record_routing)
@@ -289,7 +289,7 @@ class VllmEngine:
         self._engine.add_request("score", {"prompt_token_ids": list(token_ids)}, params)
         output = None
         while output is None:
-            with cpu_threads(self._num_threads):
+            with self._threads.of_step(len(token_ids)):
                 finished = [o for o in self._engine.step() if o.finished]
             output = next((o for o in finished if o.request_id == "score"), None)
         pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)

@@ -19,6 +19,7 @@ from engine_pair import (
 from tiny_models import EOS_ID, VOCAB_SIZE, Reference, random_documents, tiny_folder
 
 from rollverify.errors import ConfigError, RolloutError
+from rollverify.rollout.host_process import cpu_threads
 from rollverify.rollout.vllm_outputs import finished_completion
 
 pytestmark = pytest.mark.vllm
@@ -184,3 +185,16 @@ def test_bad_engine_options_are_config_errors(folder: Path, options: dict[str, A
     with pytest.raises(ConfigError, match="vLLM refused the engine settings") as caught:
         tiny_engine(folder, options=options)
     assert "\n" not in str(caught.value)
+
+
+def test_small_steps_run_on_one_thread_and_leave_the_others_to_the_trainer(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    step = engine._engine.step
+    monkeypatch.setattr(
+        engine._engine, "step", lambda: (seen.append(torch.get_num_threads()), step())[1]
+    )
+    with cpu_threads(2):
+        generate(engine, [request("small", PROMPTS[0])])
+        assert set(seen) == {1} and torch.get_num_threads() == 2
