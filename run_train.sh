@@ -3,6 +3,7 @@
 #
 #   ./run_train.sh                                            the default job, on the CPU, one rank
 #   NGPU=2 ./run_train.sh --config train_configs/<file>.toml --training.steps 20
+#   ./run_train.sh --dry-run --world-size 64 --gpu-gib 80 ...  checks and plans a job, starts nothing
 #
 # NGPU: number of ranks (torchrun when > 1). Every flag goes to the training program; --help lists them.
 # Exit codes: 0 done, 2 something the user can cure, 1 anything else, 130 / 143 after Ctrl-C / SIGTERM.

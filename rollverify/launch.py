@@ -46,6 +46,9 @@ ERROR_GRACE_S = 3.0
 
 POLL_S = 0.05
 
+DRY_RUN = "--dry-run"
+"""Flag that plans the job, see `dry_run`, and starts nothing."""
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Modules:
@@ -216,10 +219,19 @@ def _split(argv: Sequence[str]) -> tuple[int, list[str]]:
     return int(argv[1]), list(argv[3:])
 
 
+def _dry_run(ranks: int, flags: Sequence[str]) -> int:
+    """Plan a job instead of running it; a --world-size among the flags wins over the ranks here."""
+    from rollverify import dry_run  # Loads torch, which nothing else here does.
+
+    return dry_run.main(["--world-size", str(ranks), *flags])
+
+
 def main(argv: Sequence[str]) -> int:
-    """Check the command line, then run the job; returns the exit code."""
+    """Check the command line, then run the job or plan it; returns the exit code."""
     try:
         ranks, job = _split(argv)
+        if DRY_RUN in job:
+            return _dry_run(ranks, [flag for flag in job if flag != DRY_RUN])
         config = resolve(job)[0].config
         check_world_size(config, ranks)
     except RollVerifyError as error:

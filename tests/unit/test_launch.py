@@ -21,7 +21,7 @@ from launch_workers import (
     wait_until_gone,
 )
 
-from rollverify.launch import rank_stage, torchrun_stage
+from rollverify.launch import main, rank_stage, torchrun_stage
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -39,6 +39,24 @@ def test_success_is_exit_code_0_with_the_flags_passed_on(start: Start, tmp_path:
     assert (child.returncode, err) == (0, "")
     assert out == "['--training.steps', '3'] ['0', '1', '0']\n"
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--dry-run", "--training.steps", "3"], ["--world-size", "2", "--training.steps", "3"]),
+        (["--world-size", "64", "--dry-run"], ["--world-size", "2", "--world-size", "64"]),
+    ],
+)
+def test_a_dry_run_plans_with_the_same_flags_and_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], expected: list[str]
+) -> None:
+    """argparse takes the last --world-size."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr("rollverify.dry_run.main", lambda argv: seen.append(argv) or 7)
+    monkeypatch.setattr("rollverify.launch.launch", lambda *_, **__: pytest.fail("started"))
+    assert main(["--nproc", "2", "--", *flags]) == 7
+    assert seen == [expected]
 
 
 def test_ranks_start_with_the_defaults_that_the_user_has_not_set(
