@@ -1,6 +1,6 @@
-"""What vLLM on CPUs needs so that weights can be replaced while the engine lives.
+"""What vLLM on CPUs needs so that weights can be replaced while the engine lives, and to be quick.
 
-vLLM rearranges weights once, after loading, for its CPU kernels. Everything here makes later loads
+vLLM rearranges weights once, after loading, for its CPU kernels; what is here makes later loads
 reach what the kernels read. Does not start an engine, nor decide when weights are loaded.
 """
 
@@ -27,6 +27,29 @@ def keep_linear_weights_unpacked() -> None:
     for module in (utils, linear, vocab_parallel_embedding):
         if hasattr(module, "dispatch_cpu_unquantized_gemm"):
             module.__dict__["dispatch_cpu_unquantized_gemm"] = use_plain_linear
+
+
+def leave_out_token_ranks() -> None:
+    """Make vLLM's sampler give the log-prob of the chosen token alone, without its rank.
+
+    Nobody reads the rank, and on a CPU counting it costs a few percent of a decode step. Requests
+    for further tokens are served as before. May be called again.
+    """
+    from vllm.v1.outputs import LogprobsTensors
+    from vllm.v1.sample.sampler import Sampler
+
+    original = Sampler.gather_logprobs
+    if original.__module__ == __name__:
+        return
+
+    def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
+        if num_logprobs:
+            return original(logprobs, num_logprobs, token_ids)
+        ids = token_ids[:, None]
+        ranks = torch.zeros_like(token_ids)
+        return LogprobsTensors(ids.to(torch.int32), logprobs.gather(-1, ids), ranks)
+
+    Sampler.gather_logprobs = staticmethod(gather_logprobs)
 
 
 def check_head_dim(model_folder: str, model_config: dict[str, Any]) -> None:

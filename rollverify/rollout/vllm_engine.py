@@ -88,13 +88,13 @@ class VllmEngine:
             ConfigError: if vLLM refuses the settings or has no CPU kernel for the head size, or
                 routing is to be recorded of a model without experts.
         """
-        on_cpu = not torch.cuda.is_available()
-        config = read_model_config(model_folder)
+        on_cpu, config = not torch.cuda.is_available(), read_model_config(model_folder)
         if record_routing:
             check_experts(model_folder, config)
         if on_cpu:
             vllm_cpu.check_head_dim(model_folder, config)
             vllm_cpu.keep_linear_weights_unpacked()
+            vllm_cpu.leave_out_token_ranks()
         arguments: dict[str, Any] = {
             "model": model_folder,
             "dtype": dtype,

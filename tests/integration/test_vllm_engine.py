@@ -198,3 +198,17 @@ def test_small_steps_run_on_one_thread_and_leave_the_others_to_the_trainer(
     with cpu_threads(2):
         generate(engine, [request("small", PROMPTS[0])])
         assert set(seen) == {1} and torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(("num_further", "ids"), [(0, [[1], [0]]), (1, [[1, 2], [0, 0]])])
+def test_the_sampler_gives_the_log_prob_of_the_chosen_token_first(
+    engine: Any, num_further: int, ids: list[list[int]]
+) -> None:
+    """The likeliest of the first row is 2, of the second 0; a started engine has the quick way."""
+    sampler = engine._engine.model_executor.driver_worker.worker.model_runner.sampler
+    logprobs = torch.tensor([[-3.0, -2.0, -0.2], [-0.1, -4.0, -5.0]])
+    found = sampler.gather_logprobs(logprobs, num_further, torch.tensor([1, 0]))
+    assert found.logprob_token_ids.tolist() == ids
+    assert found.logprob_token_ids.dtype == torch.int32
+    assert torch.equal(found.logprobs, logprobs.gather(1, torch.tensor(ids)))
+    assert len(found.selected_token_ranks) == 2
