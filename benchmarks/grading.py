@@ -72,6 +72,15 @@ def make_responses(golds: list[str], per_problem: int) -> list[tuple[str, str]]:
     return pairs
 
 
+def pairs_of(task: dict[str, Any]) -> list[tuple[str, str]]:
+    """Responses to the problems of a task: "problems", "number" and "responses"."""
+    golds = made_up_golds(task["number"])
+    if task["problems"]:
+        source = resolve_source(task["problems"], use="test", setting="--problems")
+        golds = [one.answer for one in read_prompt_set(source).prompts][: task["number"]]
+    return make_responses(golds, task["responses"])
+
+
 def grade_with_reward(pairs: list[tuple[str, str]]) -> dict[str, Any]:
     """Seconds of all pairs and of each hostile answer, and how many are right."""
     from rollverify.rewards.math_reward import MathReward
@@ -114,7 +123,7 @@ def main() -> None:
     """Measure both sides in turns and print."""
     task = child_task()
     if task is not None:
-        pairs = [tuple(pair) for pair in task["pairs"]]
+        pairs = pairs_of(task)
         answer((grade_with_reward if task["side"] == "reward" else grade_directly)(pairs))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -125,15 +134,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    golds = made_up_golds(options.number)
-    if options.problems:
-        source = resolve_source(options.problems, use="test", setting="--problems")
-        golds = [one.answer for one in read_prompt_set(source).prompts][: options.number]
-    pairs = make_responses(golds, options.responses)
+    task = {key: getattr(options, key) for key in ("problems", "number", "responses")}
+    pairs = pairs_of(task)
     found: dict[str, list[dict[str, Any]]] = {"reward": [], "math-verify": []}
     for _ in range(options.repeats):
         for side, results in found.items():
-            results.append(measure("benchmarks.grading", {"side": side, "pairs": pairs}))
+            results.append(measure("benchmarks.grading", task | {"side": side}))
     rates = {
         side: [len(pairs) / one["seconds"] for one in results] for side, results in found.items()
     }
