@@ -177,8 +177,10 @@ def _generate(
     from rollverify.evaluation.requests import problem_requests
     from rollverify.evaluation.sampling import run_problems
     from rollverify.parts import make_engine
+    from rollverify.rewards import num_graders
 
     evaluation = config.evaluation
+    num_threads = num_graders(config.data.reward, config.reward.num_workers)
 
     def problems() -> Iterator[tuple[int, list["GenerationRequest"]]]:
         for index in left:
@@ -204,7 +206,7 @@ def _generate(
 
     with (
         contextlib.closing(make_engine(config, model)) as engine,
-        BackgroundGrading(recorder.record, write, config.reward.num_workers) as grading,
+        BackgroundGrading(recorder.record, write, num_threads) as grading,
     ):
         run_problems(engine, problems(), config.engine.max_num_seqs, grading.add)
 

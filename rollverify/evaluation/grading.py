@@ -31,20 +31,23 @@ class BackgroundGrading:
         Args:
             grade: a problem's index and completions -> its record; called in threads.
             write: takes each record once, as soon as it is there; one call at a time, in threads.
-            num_threads: problems graded at once, >= 1.
+            num_threads: problems graded at once; 0 grades in `add`, in the caller's thread.
         """
         self._grade = grade
         self._write = write
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="grading")
+        self._threads = ThreadPoolExecutor(num_threads, "grading") if num_threads else None
         self._begun: list[Future[None]] = []
 
     def add(self, index: int, completions: Sequence[Completion]) -> None:
-        """Grade and write a problem soon.
+        """Grade and write a problem, soon where there are threads.
 
         Raises:
-            Exception: what an earlier problem raised.
+            Exception: what an earlier problem raised, or this one without threads.
         """
+        if self._threads is None:
+            self._finish(index, completions)
+            return
         self._begun.append(self._threads.submit(self._finish, index, completions))
         for one in [one for one in self._begun if one.done()]:
             self._begun.remove(one)
@@ -71,4 +74,5 @@ class BackgroundGrading:
                 for one in self._begun:
                     one.result()
         finally:
-            self._threads.shutdown(cancel_futures=True)
+            if self._threads is not None:
+                self._threads.shutdown(cancel_futures=True)

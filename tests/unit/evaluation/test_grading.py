@@ -65,6 +65,17 @@ def test_a_slow_problem_does_not_hold_up_the_next():
     assert order == [1, 0]
 
 
+def test_without_threads_a_problem_is_graded_and_written_at_once():
+    written: list[tuple[int, str]] = []
+
+    def write(one: ProblemRecord) -> None:
+        written.append((one.index, threading.current_thread().name))
+
+    with BackgroundGrading(record, write, 0) as grading:
+        grading.add(7, completions(1))
+        assert written == [(7, threading.current_thread().name)]
+
+
 def test_what_grading_raises_reaches_the_caller():
     def broken(index: int, answers: Sequence[Completion]) -> ProblemRecord:
         raise OSError("disk full")
