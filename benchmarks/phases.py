@@ -18,7 +18,7 @@ from rollverify.report import PHASES
 SEPARATE = {"evaluation": "time/hook/evaluation_s", "checkpoint": "time/checkpoint_s"}
 """Keys of what is shown apart, and left out of the bare step."""
 
-SYNC_TARGET = 0.01
+SYNC_TARGET, VERIFY_TARGET = 0.01, 0.07
 STARTUP_KEY = "time/startup_s"
 
 
@@ -72,6 +72,7 @@ def summary(steps: list[dict[str, float]]) -> tuple[list[list[str]], dict[str, A
     apart = [sum(step.get(key, 0.0) for key in SEPARATE.values()) for step in steps]
     bare_s = total_s - sum(apart)
     values["sync_share"] = values["weight sync"]["seconds"] / bare_s
+    values["verify_share"] = values["verify"]["seconds"] / bare_s
     for phase in ("rollout", "train"):
         tokens = sum(step[f"{phase}/num_tokens"] for step in steady)
         values[f"{phase}_tokens_per_s"] = tokens / sum(step[f"time/{phase}_s"] for step in steady)
@@ -88,8 +89,9 @@ def main() -> None:
     rows, values = summary(steps)
     values["startup_s"] = startup_s
     print(
-        f"{values['steps']} steps; weight sync {100 * values['sync_share']:.2f} % of the step time "
-        f"without evaluation and checkpoints (target < {100 * SYNC_TARGET:.0f} %)\n"
+        f"{values['steps']} steps; of the step time without evaluation and checkpoints: weight sync "
+        f"{100 * values['sync_share']:.2f} % (target < {100 * SYNC_TARGET:.0f} %), verification "
+        f"{100 * values['verify_share']:.2f} % (target <= {100 * VERIFY_TARGET:.0f} %)\n"
         f"rollout {values['rollout_tokens_per_s']:.0f} tokens/s, "
         f"train {values['train_tokens_per_s']:.0f} tokens/s; start-up "
         f"{'not recorded' if startup_s is None else f'{startup_s:.1f} s'}"

@@ -144,7 +144,7 @@ def measure_all(task: dict[str, Any]) -> dict[str, Any]:
     )
     scores = {
         "engine": torch.cat([one["behavior_logprobs"] for one in made]),
-        "trainer": torch.cat(scorer.score(made)),
+        "trainer": scorer.score(made),
     }
     scores["transformers"], _ = score_with_transformers(folder, made, "float32")
     scores["float64"], is_alike = score_with_transformers(folder, made, "float64")

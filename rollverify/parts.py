@@ -27,7 +27,8 @@ from torchtitan_ext.cpu_backend import install_cpu_backend
 install_cpu_backend()
 
 from torchtitan_ext.model_specs import ModelFolderError
-from torchtitan_ext.policy_trainer import PackedRow, PolicyTrainer
+from torchtitan_ext.packed_rows import PackedRow
+from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.reference_policy import ReferencePolicy
 from torchtitan_ext.trainer_config import CHECKPOINT_FOLDER, TrainerSettings, build_policy_trainer
 

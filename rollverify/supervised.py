@@ -21,7 +21,8 @@ from torchtitan_ext.cpu_backend import install_cpu_backend
 install_cpu_backend()
 
 from torchtitan_ext.hf_folder import write_hf_folder
-from torchtitan_ext.policy_trainer import PackedRow, PolicyTrainer
+from torchtitan_ext.packed_rows import PackedRow
+from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.trainer_config import TrainerSettings, build_policy_trainer
 
 if TYPE_CHECKING:

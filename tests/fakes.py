@@ -201,6 +201,7 @@ class ScoringTrainer(FakeTrainer):
     def __init__(self, vocab_size: int = 6, *, seed: int = 0) -> None:
         super().__init__(vocab_size, seed=seed)
         self.scored_rows: list[PackedRow] = []
+        self.rows_at_once = 1
 
     def score(self, rows: Sequence[PackedRow], *, temperature: float) -> list[Tensor]:
         self.scored_rows += rows
@@ -223,10 +224,10 @@ class FakeScorer:
         self.calls: list[list[tuple[int, int]]] = []
         """(group, sample) of what was asked for, call by call."""
 
-    def score(self, trajectories: Sequence[TensorDict]) -> list[Tensor]:
+    def score(self, trajectories: Sequence[TensorDict]) -> Tensor:
         names = [(int(one["group_id"]), int(one["sample_index"])) for one in trajectories]
         self.calls.append(names)
-        return [torch.tensor(self.logprobs.get(name, ())) for name in names]
+        return torch.tensor([value for name in names for value in self.logprobs.get(name, ())])
 
 
 def paused(

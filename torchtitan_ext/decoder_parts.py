@@ -5,8 +5,10 @@ Layers, names of weights and the keys of config.json are left to the spec of an 
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 from torchtitan.models.common import Embedding
@@ -15,6 +17,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
 
+from torchtitan_ext.engine_kernels import can_use_kernels, engine_kernels
 from torchtitan_ext.logprob_head import LogprobHead
 
 Init = dict[str, Callable]
@@ -32,6 +35,7 @@ class ScoringDecoder(Decoder):
         *,
         targets: Tensor,
         temperature: float = 1.0,
+        with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Score one packed row.
 
@@ -41,19 +45,72 @@ class ScoringDecoder(Decoder):
             attention_masks: document boundaries, from `get_attention_masks`.
             targets: [1, T] int64; token whose log-prob is wanted at each position.
             temperature: > 0.
+            with_entropy: whether the entropy is wanted.
 
         Returns:
-            (log-probs [T] float32 nats, entropy [T] float32 nats).
+            (log-probs [T] float32 nats; entropy [T] float32 nats, or [0] if not wanted).
         """
         hidden = self.tok_embeddings(tokens)
         for layer in self.layers.values():
             hidden = layer(hidden, attention_masks, positions)
-        return self.lm_head(self.norm(hidden), targets, temperature)
+        return self.lm_head(self.norm(hidden), targets, temperature, with_entropy)
+
+    def score_gathered(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        attention_masks: AttentionMasksType | None = None,
+        *,
+        targets: Tensor,
+        temperature: float = 1.0,
+    ) -> Tensor:
+        """Score one packed row past the hooks of FSDP: all weights must be gathered already.
+
+        Args:
+            tokens: as in `forward`.
+            positions: as in `forward`.
+            attention_masks: as in `forward`.
+            targets: as in `forward`.
+            temperature: > 0.
+
+        Returns:
+            [T] float32 nats.
+        """
+        hidden = self.tok_embeddings.forward(tokens)
+        for layer in self.layers.values():
+            hidden = layer.forward(hidden, attention_masks, positions)
+        normed = self.norm.forward(hidden)
+        return self.lm_head.forward(normed, targets, temperature, with_entropy=False)[0]
 
 
-def norm_config(config: dict[str, Any], size: int) -> RMSNorm.Config:
+class PolicyRMSNorm(RMSNorm):
+    """`RMSNorm`, by the engine's kernel where no gradient is recorded on a CPU."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(RMSNorm.Config):
+        """The settings of `RMSNorm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise over the last dimension.
+
+        Args:
+            x: [..., D].
+
+        Returns:
+            [..., D], dtype of x.
+        """
+        if not can_use_kernels(x, self.weight):
+            return super().forward(x)
+        kernels = engine_kernels()
+        assert kernels is not None and self.eps is not None
+        out = torch.empty_like(x)
+        kernels.rms_norm(out, x.contiguous(), self.weight, self.eps)
+        return out
+
+
+def norm_config(config: dict[str, Any], size: int) -> PolicyRMSNorm.Config:
     """RMSNorm over `size` values with the epsilon of the config.json."""
-    return RMSNorm.Config(
+    return PolicyRMSNorm.Config(
         normalized_shape=size,
         eps=config["rms_norm_eps"],
         param_init={"weight": nn.init.ones_},

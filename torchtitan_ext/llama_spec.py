@@ -19,6 +19,7 @@ from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
 from torchtitan_ext.decoder_parts import Init, ScoringDecoder, linear_init, norm_config, outer_parts
 from torchtitan_ext.hf_config import check_supported, llama_rope, with_llama_defaults
+from torchtitan_ext.scoring_block import ScoringBlock
 
 
 class PolicyLlama(ScoringDecoder, Llama3Model):
@@ -27,6 +28,14 @@ class PolicyLlama(ScoringDecoder, Llama3Model):
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3Model.Config):
         """The settings of `Llama3Model`."""
+
+
+class PolicyLlamaBlock(ScoringBlock, Llama3TransformerBlock):
+    """Block of Llama that is fast without gradient."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Llama3TransformerBlock.Config):
+        """The settings of `Llama3TransformerBlock`."""
 
 
 class HalfRotationRoPE(CosSinRoPE):
@@ -71,9 +80,9 @@ class LlamaStateDictAdapter(Llama3StateDictAdapter):
         super()._validate_hf_rope_config(HalfRotationRoPE.Config)
 
 
-def _layer(config: dict[str, Any], folder: object, init: Init) -> Llama3TransformerBlock.Config:
+def _layer(config: dict[str, Any], folder: object, init: Init) -> PolicyLlamaBlock.Config:
     dim = config["hidden_size"]
-    return Llama3TransformerBlock.Config(
+    return PolicyLlamaBlock.Config(
         attention_norm=norm_config(config, dim),
         ffn_norm=norm_config(config, dim),
         attention=make_gqa_config(

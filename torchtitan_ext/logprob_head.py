@@ -16,10 +16,13 @@ from torchtitan.models.common.linear import Linear
 
 FLOAT32_BYTES = 4
 
+MAX_CHUNK_TOKENS = 2048
+"""With a small vocabulary a chunk ends here: logits that fit into the cache are faster to read."""
+
 
 def chunk_tokens(vocab_size: int, chunk_mib: int) -> int:
-    """Tokens per chunk so that one [C, V] float32 tensor takes at most `chunk_mib` MiB (>= 1)."""
-    return max(1, chunk_mib * 2**20 // (FLOAT32_BYTES * vocab_size))
+    """Tokens per chunk, >= 1, so that a [C, V] float32 tensor takes at most `chunk_mib` MiB."""
+    return max(1, min(MAX_CHUNK_TOKENS, chunk_mib * 2**20 // (FLOAT32_BYTES * vocab_size)))
 
 
 def _chunk_logprobs(hidden_CD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
@@ -33,15 +36,23 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, temperature: float, chunk: int
+        ctx,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        targets_T: Tensor,
+        temperature: float,
+        chunk: int,
+        with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         num_tokens = hidden_TD.shape[0]
         logprobs_T = torch.empty(num_tokens, dtype=torch.float32, device=hidden_TD.device)
-        entropy_T = torch.empty_like(logprobs_T)
+        entropy_T = torch.empty_like(logprobs_T) if with_entropy else logprobs_T.new_empty(0)
         for start in range(0, num_tokens, chunk):
             part = slice(start, start + chunk)
             logprobs_CV = _chunk_logprobs(hidden_TD[part], weight_VD, temperature)
             logprobs_T[part] = logprobs_CV.gather(1, targets_T[part, None]).squeeze(1)
+            if not with_entropy:
+                continue
             # Not logsumexp(z) - sum p z: large logits would cancel and cost all digits.
             entropy_C = -torch.exp(logprobs_CV).mul_(logprobs_CV).sum(-1)
             entropy_T[part] = entropy_C.clamp_(min=0.0)
@@ -73,11 +84,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_logits_CV = grad_logits_CV.div_(ctx.temperature).to(weight_VD.dtype)
             grad_hidden_TD[part] = grad_logits_CV @ weight_VD
             grad_weight_VD += grad_logits_CV.T @ hidden_CD
-        return grad_hidden_TD, grad_weight_VD.to(weight_VD.dtype), None, None, None
+        return grad_hidden_TD, grad_weight_VD.to(weight_VD.dtype), None, None, None, None
 
 
 def chunked_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, chunk: int
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: int,
+    with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target token and entropy of the distribution it was drawn from.
 
@@ -89,9 +106,10 @@ def chunked_logprobs(
         targets: [T] int64 in [0, V); the token whose log-prob is wanted.
         temperature: > 0; logits are divided by it, as in the rollout engine.
         chunk: tokens per chunk, >= 1.
+        with_entropy: whether the entropy is wanted, which costs as much as the log-probs.
 
     Returns:
-        (log-probs [T] float32 nats, <= 0; entropy [T] float32 nats, >= 0).
+        (log-probs [T] float32 nats, <= 0; entropy [T] float32 nats, >= 0, or [0] if not wanted).
 
     Raises:
         ValueError: if temperature or chunk is out of range.
@@ -103,7 +121,7 @@ def chunked_logprobs(
         raise ValueError(f"temperature must be > 0, got {temperature}")
     if chunk < 1:
         raise ValueError(f"chunk must be >= 1, got {chunk}")
-    return _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk)
+    return _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk, with_entropy)
 
 
 class LogprobHead(Linear):
@@ -125,7 +143,7 @@ class LogprobHead(Linear):
         self.chunk = chunk_tokens(config.out_features, config.chunk_mib)
 
     def forward(
-        self, input: Tensor, targets: Tensor, temperature: float = 1.0
+        self, input: Tensor, targets: Tensor, temperature: float = 1.0, with_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Score the targets.
 
@@ -133,9 +151,10 @@ class LogprobHead(Linear):
             input: [1, T, D] hidden states.
             targets: [1, T] int64.
             temperature: > 0.
+            with_entropy: whether the entropy is wanted.
 
         Returns:
-            (log-probs [T] float32 nats, entropy [T] float32 nats).
+            (log-probs [T] float32 nats; entropy [T] float32 nats, or [0] if not wanted).
         """
         weight = self.weight
         if isinstance(weight, DTensor):  # sharded over tensor parallel ranks: gather, with gradient
@@ -147,4 +166,5 @@ class LogprobHead(Linear):
             targets.flatten(),
             temperature=temperature,
             chunk=self.chunk,
+            with_entropy=with_entropy,
         )

@@ -40,6 +40,7 @@ from torchtitan_ext.hf_config import (
     rope_theta,
 )
 from torchtitan_ext.llama_spec import LlamaStateDictAdapter, llama_config
+from torchtitan_ext.scoring_block import ScoringBlock
 
 __all__ = ["ModelFolderError", "model_spec_from_hf", "parallelize_policy", "read_hf_config"]
 
@@ -50,6 +51,14 @@ class PolicyQwen3(ScoringDecoder, Qwen3Model):
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
         """The settings of `Qwen3Model`."""
+
+
+class PolicyQwen3Block(ScoringBlock, Qwen3TransformerBlock):
+    """Block of Qwen3 that is fast without gradient."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3TransformerBlock.Config):
+        """The settings of `Qwen3TransformerBlock`."""
 
 
 def parallelize_policy(model: nn.Module, **kwargs: Any) -> nn.Module:
@@ -132,7 +141,7 @@ def _moe(config: dict[str, Any], experts: ExpertSettings, init: Init) -> MoE.Con
 
 def _qwen3_layer(
     config: dict[str, Any], folder: object, init: Init, experts: ExpertSettings | None
-) -> Qwen3TransformerBlock.Config:
+) -> PolicyQwen3Block.Config:
     dim, head_dim = config["hidden_size"], config["head_dim"]
     dense = make_ffn_config(
         dim=dim,
@@ -140,7 +149,7 @@ def _qwen3_layer(
         w1_param_init=init,
         w2w3_param_init=init,
     )
-    return Qwen3TransformerBlock.Config(
+    return PolicyQwen3Block.Config(
         attention_norm=norm_config(config, dim),
         ffn_norm=norm_config(config, dim),
         attention=make_gqa_config(

@@ -9,7 +9,6 @@ Gradients are summed over ranks, not averaged, so a loss must be divided by glob
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,54 +21,10 @@ from torchtitan.distributed import utils as dist_utils
 from torchtitan.trainer import Trainer
 
 from torchtitan_ext.no_data_loader import NoDataLoader, NoTokenizer
+from torchtitan_ext.packed_rows import Row, RowInputs
 from torchtitan_ext.process_group import init_process_group
 from torchtitan_ext.routing_replay import RoutingReplay, RoutingStats
-
-
-class Row(Protocol):
-    """What a forward pass reads of a packed row; see `PackedRow`."""
-
-    @property
-    def tokens(self) -> Tensor:
-        """[T] int64."""
-        ...
-
-    @property
-    def positions(self) -> Tensor:
-        """[T] int64."""
-        ...
-
-    @property
-    def targets(self) -> Tensor:
-        """[T] int64."""
-        ...
-
-    @property
-    def routed_experts(self) -> Tensor | None:
-        """[T, L, K] integers; None leaves the choice to the routers."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedRow:
-    """Documents laid end to end in one row; one forward pass.
-
-    Example: documents [5, 6, 7] and [8, 9], scored from their second token on, give
-    tokens [5, 6, 8], positions [0, 1, 0], targets [6, 7, 9].
-    """
-
-    tokens: Tensor
-    """[T] int64; each document without its last token."""
-
-    positions: Tensor
-    """[T] int64; restarts at 0 at each document."""
-
-    targets: Tensor
-    """[T] int64; the token that follows."""
-
-    routed_experts: Tensor | None = None
-    """[T, L, K] expert ids to replay, for all L layers; None is the routers' own choice."""
-
+from torchtitan_ext.row_threads import RowThreads
 
 TokenLoss = Callable[[int, Tensor, Tensor], Tensor]
 """(row index, log-probs [T], entropy [T]) -> scalar, already divided by global counts."""
@@ -101,6 +56,7 @@ class PolicyTrainer(Trainer):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._routing = RoutingReplay(self.model, self.device)
+        self._row_threads = RowThreads(self.model, dtype=self.config.training.mixed_precision_param)
 
     def init_distributed(self) -> ParallelDims:
         """Join the process group unless the caller has, and lay out the parallel dimensions.
@@ -114,6 +70,11 @@ class PolicyTrainer(Trainer):
     def model(self) -> torch.nn.Module:
         """The sharded model (pipeline parallelism is not supported, so there is one part)."""
         return self.model_parts[0]
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that `score` works on at the same time, all of which take memory."""
+        return self._row_threads.rows_at_once
 
     @property
     def data_rank(self) -> int:
@@ -133,15 +94,27 @@ class PolicyTrainer(Trainer):
         mesh = self.parallel_dims.get_optional_mesh("batch")
         return None if mesh is None else mesh.get_group()
 
-    def _forward(self, row: Row, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy, each [T] float32."""
+    def _inputs(self, row: Row) -> RowInputs:
         batch = {
             "input": row.tokens[None].to(self.device),
             "positions": row.positions[None].to(self.device),
         }
         targets = row.targets[None].to(self.device)
-        inputs, targets, extra = self.post_dataloading_process(batch, targets)
-        return self.model(inputs, **extra, targets=targets, temperature=temperature)
+        tokens, targets, context = self.post_dataloading_process(batch, targets)
+        return RowInputs(tokens=tokens, targets=targets, context=context)
+
+    def _forward(
+        self, row: Row, temperature: float, *, with_entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropy, each [T] float32; entropy [0] if it is not wanted."""
+        given = self._inputs(row)
+        return self.model(
+            given.tokens,
+            **given.context,
+            targets=given.targets,
+            temperature=temperature,
+            with_entropy=with_entropy,
+        )
 
     def forward_backward(
         self, rows: Sequence[Row], token_loss: TokenLoss, *, temperature: float = 1.0
@@ -229,7 +202,13 @@ class PolicyTrainer(Trainer):
         Source:
             Collective: yes, over the world.
         """
-        return self._scored(rows, temperature, watched=False)[0]
+        has_routing = any(row.routed_experts is not None for row in rows)
+        if has_routing or len(rows) < 2 or self.rows_at_once < 2:
+            return self._scored(rows, temperature, watched=False)[0]
+        num_trained = self.ntokens_seen
+        given = [self._inputs(row) for row in rows]
+        self.ntokens_seen = num_trained
+        return self._row_threads.score(given, temperature=temperature)
 
     def score_and_route(
         self, rows: Sequence[Row], *, temperature: float = 1.0
@@ -260,7 +239,8 @@ class PolicyTrainer(Trainer):
         scores, routing = [], []
         for row in rows:
             with self.train_context(), self._replayed(row, watched=watched):
-                scores.append(self._forward(row, temperature)[0].cpu())
+                logprobs, _ = self._forward(row, temperature, with_entropy=False)
+                scores.append(logprobs.cpu())
                 if watched:
                     routing.append(self._routing.own_choice())
         self.ntokens_seen = num_trained  # torchtitan counts every forward pass.

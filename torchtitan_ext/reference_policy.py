@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from torchtitan_ext.policy_trainer import PolicyTrainer, Row
+from torchtitan_ext.packed_rows import Row
+from torchtitan_ext.policy_trainer import PolicyTrainer
 
 
 class ReferencePolicy:

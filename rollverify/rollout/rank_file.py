@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rollverify.errors import CheckpointError
 from rollverify.rollout.routing import num_rows
-from rollverify.rollout.schema import FIELDS, ROUTING, validate_trajectory
+from rollverify.rollout.schema import FIELDS, ROUTING, single_value, validate_trajectory
 
 SCHEMA_VERSION = 3
 """Changes with the keys of a trajectory or the layout of the file."""
@@ -145,9 +145,13 @@ def _split(arrays: dict[str, Tensor]) -> list[TensorDict]:
     columns = {}
     for key in arrays.keys() - set(LENGTHS.values()):
         per = FIELDS[key].per
-        columns[key] = arrays[key].split(lengths[per]) if per else arrays[key].unbind()
+        columns[key] = (
+            [part.clone() for part in arrays[key].split(lengths[per])]
+            if per
+            else [single_value(key, value) for value in arrays[key].tolist()]
+        )
     trajectories = [
-        TensorDict({key: part.clone() for key, part in zip(columns, parts, strict=True)}, [])
+        TensorDict(dict(zip(columns, parts, strict=True)), [])
         for parts in zip(*columns.values(), strict=True)
     ]
     if routing is not None and rows is not None:

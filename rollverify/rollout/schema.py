@@ -8,6 +8,7 @@ behavior_logprobs of 3 nats, policy_version [4, 4, 4], segment_ids [0, 0, 0], lo
 `segments.py` grows and cuts it.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -70,6 +71,34 @@ ROUTING = "routed_experts"
 
 ROUTING_DTYPES = (torch.uint8, torch.int16)
 """One byte per id up to 256 experts, else two."""
+
+
+SHARED = frozenset(("status", "group_id", "prompt_index", "sample_index", "verified_version"))
+"""Keys whose equal values are one tensor in all trajectories, so they must never be written to in
+place. Rewards and counters, which a hook might well add to, are not among them."""
+
+
+def single_value(key: str, value: float) -> Tensor:
+    """A key's single value as a tensor.
+
+    A tensor takes half a kilobyte beside its number, in a short response more than its tokens do,
+    and most trajectories agree in most of `SHARED`.
+
+    Args:
+        key: of `FIELDS`, with one value per trajectory.
+        value: what it holds.
+
+    Returns:
+        [] of the key's dtype; for keys of `SHARED` the same object for the same value.
+    """
+    return _shared_value(key, value) if key in SHARED else _new_value(key, value)
+
+
+def _new_value(key: str, value: float) -> Tensor:
+    return torch.tensor(value, dtype=FIELDS[key].dtype)
+
+
+_shared_value = functools.lru_cache(maxsize=1024)(_new_value)
 
 
 def validate_trajectory(trajectory: TensorDict) -> None:
@@ -151,7 +180,7 @@ def new_trajectory(
         "verified_version": -1,
         "reward": 0.0,
     }
-    values = {key: torch.tensor(value, dtype=FIELDS[key].dtype) for key, value in single.items()}
+    values = {key: single_value(key, value) for key, value in single.items()}
     for key, field in FIELDS.items():
         if field.per == "response":
             values[key] = torch.zeros(0, dtype=field.dtype)

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from rollverify.errors import RolloutError
 from rollverify.rollout.routing import cut_rows
-from rollverify.rollout.schema import FIELDS, Status, name_of
+from rollverify.rollout.schema import FIELDS, Status, name_of, single_value
 
 RESPONSE_KEYS = tuple(key for key, field in FIELDS.items() if field.per == "response")
 
@@ -80,8 +80,8 @@ def append_segment(
     if not bool(logprobs.isfinite().all()):
         raise RolloutError(f"{name_of(trajectory)}: the engine gave a log-prob that is not finite")
     segment, is_resumed = _next_segment(trajectory, policy_version)
-    trajectory["seed"] = torch.tensor(seed)
-    trajectory["num_requests"] = trajectory["num_requests"] + 1
+    trajectory["seed"] = single_value("seed", seed)
+    trajectory["num_requests"] = single_value("num_requests", int(trajectory["num_requests"]) + 1)
     if size == 0:
         return
     new = {
@@ -140,8 +140,7 @@ def truncate(trajectory: TensorDict, num_kept: int) -> None:
         # A copy: a view would keep the tokens that are gone in memory.
         trajectory[key] = trajectory[key][:num_kept].clone()
     cut_rows(trajectory)
-    trajectory["status"] = torch.tensor(int(Status.UNFINISHED))
-    trajectory["reward"] = torch.tensor(0.0, dtype=torch.float32)
+    set_outcome(trajectory, Status.UNFINISHED, 0.0)
 
 
 def set_outcome(trajectory: TensorDict, status: Status, reward: float) -> None:
@@ -157,5 +156,5 @@ def set_outcome(trajectory: TensorDict, status: Status, reward: float) -> None:
     """
     if status is Status.UNFINISHED and reward != 0.0:
         raise ValueError(f"{name_of(trajectory)} is unfinished and cannot have reward {reward}")
-    trajectory["status"] = torch.tensor(int(status))
-    trajectory["reward"] = torch.tensor(reward, dtype=torch.float32)
+    trajectory["status"] = single_value("status", int(status))
+    trajectory["reward"] = single_value("reward", reward)

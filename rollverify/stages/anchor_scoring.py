@@ -39,19 +39,18 @@ class AnchorScoring:
             RolloutError: naming the trajectory, if a score is not finite.
         """
         trajectories = [one for one in state.unfinished if _lacks_anchor(one, state.policy_version)]
-        scores = self._scores(trajectories)
+        new = self._scores(trajectories)
         if not trajectories:
             return
         anchors = flat(trajectories, "anchor_logprobs")
         is_new = anchors.isnan() & (flat(trajectories, "policy_version") == state.policy_version)
-        new = torch.cat(scores)
         check_finite(new, trajectories, "anchor_logprobs")
         filled = torch.where(is_new, new, anchors)
-        lengths = [len(score) for score in scores]
+        lengths = [len(one["response_ids"]) for one in trajectories]
         for trajectory, anchor in zip(trajectories, filled.split(lengths), strict=True):
             trajectory["anchor_logprobs"] = anchor.clone()  # A view would keep all of them alive.
 
-    def _scores(self, trajectories: list[TensorDict]) -> list[Tensor]:
+    def _scores(self, trajectories: list[TensorDict]) -> Tensor:
         if not self._records_routing:
             return self._scorer.score(trajectories)
         scores, routes = self._scorer.score_and_route(trajectories)

@@ -86,7 +86,7 @@ class OpsScoring:
         self._ops = None
         if self._scorer is None:
             return
-        updated = torch.cat([torch.zeros(0), *self._scorer.score(self.trajectories)])
+        updated = self._scorer.score(self.trajectories)
         check_finite(updated, self.trajectories, "updated_logprobs")
         reference = self._reference_logprobs()
         check_finite(reference, self.trajectories, f"{self._reference}_logprobs")

@@ -6,7 +6,6 @@ Runs at AFTER_ROLLOUT and AFTER_TRAIN on models with experts. Changes no traject
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
@@ -56,7 +55,7 @@ class NativeMismatch:
         """
         if (state.step - 1) % self._every_steps:
             return
-        own = torch.cat([torch.zeros(0), *self._scorer.score(state.finished)])
+        own = self._scorer.score(state.finished)
         gaps = (own - flat(state.finished, "behavior_logprobs")).abs()
         is_new = flat(state.finished, "policy_version") == state.policy_version
         gaps = gaps[is_new & flat(state.finished, "loss_mask")]

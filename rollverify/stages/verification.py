@@ -7,7 +7,6 @@ Runs at BEFORE_WEIGHT_SYNC after scoring and filter. Which tokens stay is decide
 import time
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from rollverify.algorithms.switching import acceptance_rate
@@ -15,6 +14,7 @@ from rollverify.algorithms.verification import CutRule, VerificationResult, veri
 from rollverify.metrics.audit_log import AuditLog
 from rollverify.metrics.reduction import reduce_metrics
 from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.schema import single_value
 from rollverify.stages.ops_scoring import OpsScoring
 from rollverify.state import StepState
 
@@ -59,8 +59,9 @@ class Verification:
             token_threshold=self._token_threshold,
         )
         cuts = self._cut(result, state)
+        version = single_value("verified_version", state.policy_version)
         for trajectory in state.unfinished:
-            trajectory["verified_version"] = torch.tensor(state.policy_version)
+            trajectory["verified_version"] = version
         scan_s = time.perf_counter() - start_s
         self._audit_log.write(state.step, self._all_cuts(cuts))
         state.metrics |= self._metrics(result)

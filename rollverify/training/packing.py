@@ -195,17 +195,17 @@ def response_values(
     """
     if not rows:
         return torch.zeros(0)
-    owners_T = torch.cat([row.sequence_ids for row in rows])
-    positions_T = torch.cat([row.positions for row in rows])
-    # One entry more, which is what the index -1 of a filler finds.
-    contexts = torch.tensor([len(one["prompt_ids"]) - 1 for one in trajectories] + [0])
-    is_response_T = (owners_T >= 0) & (positions_T >= contexts[owners_T])
     values_T = torch.cat(list(values))
-    # A trajectory lies in one row, so its tokens are one run.
-    owners, sizes = owners_T[is_response_T].unique_consecutive(return_counts=True)
-    runs = values_T[is_response_T.to(values_T.device)].split(sizes.tolist())
-    in_order = sorted(zip(owners.tolist(), runs, strict=True), key=lambda run: run[0])
-    return torch.cat([values_T[:0], *(values for _, values in in_order)])
+    # A trajectory lies in one row, so its tokens are one run; its response is the end of the run.
+    owners, fed = torch.cat([row.sequence_ids for row in rows]).unique_consecutive(
+        return_counts=True
+    )
+    ends = fed.cumsum(0)[owners >= 0]
+    owners = owners[owners >= 0]
+    sizes_B = torch.tensor([len(one["response_ids"]) for one in trajectories])
+    shifts_B = torch.zeros_like(sizes_B).index_copy_(0, owners, ends) - sizes_B.cumsum(0)
+    places = torch.arange(int(sizes_B.sum())) + shifts_B.repeat_interleave(sizes_B)
+    return values_T[places.to(values_T.device)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,14 +236,15 @@ def _pack(
     with_routing: bool,
 ) -> _Packed:
     """Lay out the trajectories at these places, of which there is at least one."""
-    lengths = [num_tokens(trajectories[place]) - 1 for place in places]
+    prompts = [trajectories[place]["prompt_ids"] for place in places]
+    responses = [trajectories[place]["response_ids"] for place in places]
+    lengths = [len(p) + len(r) - 1 for p, r in zip(prompts, responses, strict=True)]
     rows = assign_rows(lengths, max_tokens)
     items = [item for row in rows for item in row]
     order = [places[item] for item in items]
-    pieces = [trajectories[i][key] for i in order for key in ("prompt_ids", "response_ids")]
-    ids = torch.cat(pieces)
+    ids = torch.cat([piece for item in items for piece in (prompts[item], responses[item])])
     sizes = torch.tensor([lengths[item] + 1 for item in items])
-    contexts = torch.tensor([len(prompt) - 1 for prompt in pieces[::2]])
+    contexts = torch.tensor([len(prompts[item]) - 1 for item in items])
     ends = sizes.cumsum(0)
     is_first, is_last = torch.zeros(2, len(ids), dtype=torch.bool)
     is_first[ends - sizes] = True

@@ -29,6 +29,11 @@ class Scorer(Protocol):
 
     device: torch.device
 
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that `score` works on at the same time, all of which take memory."""
+        ...
+
     def score(self, rows: Sequence[PackedRow], *, temperature: float) -> list[Tensor]:
         """Log-probs of each row's targets, [T] float32 nats; collective."""
         ...
@@ -56,7 +61,7 @@ class TrajectoryScorer:
 
         Args:
             trainer: holds the sharded policy.
-            micro_batch_tokens: tokens of one packed row.
+            micro_batch_tokens: tokens of the packed rows that are scored at the same time.
             temperature: of sampling; log-probs are taken under it.
             data_group: ranks that hold different trajectories; None where there is one.
             routing: of the model, where recorded experts are replayed; None where none are.
@@ -67,7 +72,7 @@ class TrajectoryScorer:
         self._temperature = temperature
         self._data_group = data_group
 
-    def score(self, trajectories: Sequence[TensorDict]) -> list[Tensor]:
+    def score(self, trajectories: Sequence[TensorDict]) -> Tensor:
         """Score the responses under the weights the trainer holds now.
 
         A trajectory without a response costs nothing. A rank with less than the others, or with
@@ -77,7 +82,7 @@ class TrajectoryScorer:
             trajectories: B of them; left as they are.
 
         Returns:
-            B tensors, [R] float32 nats each, on the CPU; [0] for an empty response.
+            [N] float32 nats on the CPU; the response tokens of all trajectories end to end.
 
         Raises:
             RolloutError: if experts are to be replayed and a token's were not recorded.
@@ -87,19 +92,19 @@ class TrajectoryScorer:
         """
         rows = self._rows(trajectories, with_routing=self._routing is not None)
         scores = self._trainer.score(rows, temperature=self._temperature)
-        return self._per_trajectory(rows, scores, trajectories)
+        return response_values(rows, scores, trajectories)
 
     def score_and_route(
         self, trajectories: Sequence[TensorDict]
-    ) -> tuple[list[Tensor], list[Tensor | None]]:
+    ) -> tuple[Tensor, list[Tensor | None]]:
         """Score with the router's own choice, and say what it was.
 
         Args:
             trajectories: B of them; left as they are.
 
         Returns:
-            (B scores as by `score`; B tensors of ids, [F, L, K] for the F fed tokens of prompt and
-            response, on the CPU; None for an empty response).
+            ([N] scores as by `score`; B tensors of ids, [F, L, K] for the F fed tokens of prompt
+            and response, on the CPU; None for an empty response).
 
         Source:
             Routing replay from the trainer's own pass (R2); collective: yes, over the world.
@@ -108,22 +113,16 @@ class TrajectoryScorer:
         scores, routes = self._trainer.score_and_route(rows, temperature=self._temperature)
         if self._routing is not None:  # The engine's type, so that rows of both can be joined.
             routes = [ids.to(self._routing.dtype) for ids in routes]
-        per_trajectory = self._per_trajectory(rows, scores, trajectories)
-        return per_trajectory, trajectory_values(rows, routes, len(trajectories))
+        own_routes = trajectory_values(rows, routes, len(trajectories))
+        return response_values(rows, scores, trajectories), own_routes
 
     def _rows(self, trajectories: Sequence[TensorDict], *, with_routing: bool) -> list[PackedRow]:
-        rows = pack_for_scoring(trajectories, self._micro_batch_tokens, with_routing=with_routing)
+        row_tokens = max(1, self._micro_batch_tokens // self._trainer.rows_at_once)
+        rows = pack_for_scoring(trajectories, row_tokens, with_routing=with_routing)
         if self._data_group is None:
             return rows
         routing = self._routing if with_routing else None
         return fill_rows(rows, self._data_group, self._trainer.device.type, routing)
-
-    @staticmethod
-    def _per_trajectory(
-        rows: Sequence[PackedRow], scores: Sequence[Tensor], trajectories: Sequence[TensorDict]
-    ) -> list[Tensor]:
-        lengths = [len(one["response_ids"]) for one in trajectories]
-        return list(response_values(rows, scores, trajectories).split(lengths))
 
 
 def check_finite(values: Tensor, trajectories: Sequence[TensorDict], name: str) -> None:

@@ -1,5 +1,6 @@
-"""Fixtures of the torchtitan tests: no engine is started here and vllm is not imported."""
+"""Fixtures of the torchtitan tests: no engine is started here."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from torchtitan_ext.cpu_backend import install_cpu_backend
 
 install_cpu_backend()
+# The trainer loads vLLM's kernels; its own logging would stay on for all tests that follow.
+os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -78,6 +78,18 @@ def test_gradients_equal_a_full_log_softmax(loss: str, temperature: float) -> No
         torch.testing.assert_close(g, w, **TOLERANCE)
 
 
+def test_the_entropy_can_be_left_out() -> None:
+    got, want = ([t.detach() for t in inputs()] for _ in range(2))
+    logprobs, entropy = chunked_logprobs(*got, chunk=CHUNK, with_entropy=False)
+    assert torch.equal(logprobs, chunked_logprobs(*want, chunk=CHUNK)[0])
+    assert entropy.shape == (0,)
+    hidden, weight, targets = inputs()
+    chunked_logprobs(hidden, weight, targets, chunk=CHUNK, with_entropy=False)[0].mean().backward()
+    expected = gradients(naive, lambda logprobs, _: logprobs.mean())
+    for gradient, one in zip((hidden.grad, weight.grad), expected, strict=True):
+        torch.testing.assert_close(gradient, one, **TOLERANCE)
+
+
 class _Largest(TorchDispatchMode):
     """Records the number of elements of the largest tensor any operation returns."""
 
@@ -203,6 +215,7 @@ def test_chunk_size_follows_from_memory() -> None:
     # 64 MiB / (4 bytes * 151,936) = 110.4 tokens; a vocabulary larger than the limit gives 1.
     assert chunk_tokens(151_936, 64) == 110
     assert chunk_tokens(10**9, 1) == 1
+    assert chunk_tokens(80, 64) == 2048  # memory would allow 209,715; the cache does not
 
 
 @pytest.mark.parametrize("bad", [{"temperature": 0.0}, {"temperature": -1.0}, {"chunk": 0}])

@@ -185,7 +185,7 @@ def test_a_perturbed_router_stays_close_to_the_engine_only_under_replay(
         for gate, off in zip(gates, noise, strict=True):
             gate.to_local().add_(off)
         for shape in (SHAPE, None):
-            scores = torch.cat(scorer_of(pair, shape).score(trajectories))
+            scores = scorer_of(pair, shape).score(trajectories)
             gaps.append((scores - behavior).abs().max().item())
         for gate, off in zip(gates, noise, strict=True):
             gate.to_local().sub_(off)

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from rollverify.errors import LedgerError, RolloutError
 from rollverify.rollout.buffer import TokenCounts, TrajectoryBuffer
-from rollverify.rollout.schema import Status, new_trajectory
+from rollverify.rollout.schema import Status, new_trajectory, single_value
 from rollverify.rollout.segments import RESPONSE_KEYS, append_segment, truncate
 
 
@@ -240,7 +240,7 @@ def test_changes_behind_the_back_of_the_buffer_are_noticed():
 def test_a_status_changed_behind_the_back_of_the_buffer_is_noticed():
     buffer = buffer_of(1)
     complete_group(buffer, 1, 5, 4)
-    buffer.group(1)[0]["status"].fill_(int(Status.UNFINISHED))
+    buffer.group(1)[0]["status"] = single_value("status", Status.UNFINISHED)
     with pytest.raises(LedgerError, match="0 groups are complete, 1 were counted"):
         buffer.check()
 

@@ -76,10 +76,12 @@ def verify(
     scorer = TrajectoryScorer(
         trainer=trainer, micro_batch_tokens=16, temperature=1.0, data_group=group
     )
-    for one, anchor in zip(state.unfinished, scorer.score(state.unfinished), strict=True):
+    lengths = [len(one["response_ids"]) for one in state.unfinished]
+    anchors = scorer.score(state.unfinished).split(lengths)
+    for one, anchor in zip(state.unfinished, anchors, strict=True):
         one["anchor_logprobs"] = anchor  # As if taken in each version's own step.
     AnchorScoring(scorer)(state)
-    own = 0.9 * torch.cat([torch.zeros(0), *scorer.score(state.unfinished)])
+    own = 0.9 * scorer.score(state.unfinished)
     state.metrics |= trained_metrics(state.unfinished, own, VERSION, group)
     with torch.no_grad():
         trainer.logits += 0.05 * torch.arange(9.0)
