@@ -89,7 +89,7 @@ def main() -> None:
     rows, values = summary(steps)
     values["startup_s"] = startup_s
     print(
-        f"{values['steps']} steps; of the step time without evaluation and checkpoints: weight sync "
+        f"{values['steps']} steps; of their time without evaluation and checkpoints: weight sync "
         f"{100 * values['sync_share']:.2f} % (target < {100 * SYNC_TARGET:.0f} %), verification "
         f"{100 * values['verify_share']:.2f} % (target <= {100 * VERIFY_TARGET:.0f} %)\n"
         f"rollout {values['rollout_tokens_per_s']:.0f} tokens/s, "
