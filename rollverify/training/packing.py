@@ -17,6 +17,7 @@ from torch import Tensor
 from rollverify.rollout.routing import check_routed
 from rollverify.rollout.schema import ROUTING, num_tokens
 from rollverify.training.responses import flat
+from rollverify.training.row_assignment import assign_rows, even_row_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,33 +58,6 @@ class TrajectoryRow(PackedRow):
 
     advantages: Tensor
     """float32; the trajectory's advantage on all its tokens."""
-
-
-def assign_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Put items into rows, longest first into the fullest row that has room.
-
-    Args:
-        lengths: tokens of each item, >= 0.
-        max_tokens: limit of a row; a longer item gets a row of its own.
-
-    Returns:
-        Lists of item indices, each ascending; depends on the lengths alone.
-
-    Source:
-        Best-fit decreasing bin packing.
-    """
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for item in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        fits = [r for r in range(len(rows)) if room[r] >= lengths[item]]
-        if fits:
-            row = min(fits, key=lambda r: room[r])
-            rows[row].append(item)
-            room[row] -= lengths[item]
-        else:
-            rows.append([item])
-            room.append(max_tokens - lengths[item])
-    return [sorted(row) for row in rows]
 
 
 def pack_trajectories(
@@ -136,13 +110,19 @@ def pack_trajectories(
 
 
 def pack_for_scoring(
-    trajectories: Sequence[TensorDict], max_tokens: int, *, with_routing: bool = False
+    trajectories: Sequence[TensorDict],
+    max_tokens: int,
+    *,
+    rows_at_once: int = 1,
+    with_routing: bool = False,
 ) -> list[PackedRow]:
     """Pack what has a response; the rest of the list costs nothing.
 
     Args:
         trajectories: B of them.
-        max_tokens: limit of a row in tokens; a longer trajectory gets a row of its own.
+        max_tokens: limit in tokens of the rows scored at the same time, together; a trajectory
+            longer than one's share gets a row of its own.
+        rows_at_once: how many these are.
         with_routing: put in the recorded experts.
 
     Returns:
@@ -154,7 +134,7 @@ def pack_for_scoring(
     places = [i for i, one in enumerate(trajectories) if len(one["response_ids"]) > 0]
     if not places:
         return []
-    packed = _pack(trajectories, places, max_tokens, with_routing)
+    packed = _pack(trajectories, places, max_tokens, with_routing, rows_at_once)
     return [PackedRow(**row) for row in _split(packed.columns(), packed.row_sizes)]
 
 
@@ -234,11 +214,14 @@ def _pack(
     places: Sequence[int],
     max_tokens: int,
     with_routing: bool,
+    rows_at_once: int = 1,
 ) -> _Packed:
     """Lay out the trajectories at these places, of which there is at least one."""
     prompts = [trajectories[place]["prompt_ids"] for place in places]
     responses = [trajectories[place]["response_ids"] for place in places]
     lengths = [len(p) + len(r) - 1 for p, r in zip(prompts, responses, strict=True)]
+    if rows_at_once > 1:
+        max_tokens = even_row_tokens(sum(lengths), max_tokens, rows_at_once)
     rows = assign_rows(lengths, max_tokens)
     items = [item for row in rows for item in row]
     order = [places[item] for item in items]

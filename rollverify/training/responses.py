@@ -38,9 +38,10 @@ def response_layout(trajectories: Sequence[TensorDict], mask: Tensor | None = No
     Returns:
         The layout; trajectory index is the place in the list.
     """
-    lengths = torch.tensor([len(one["response_ids"]) for one in trajectories], dtype=torch.int64)
+    parts = [one["segment_ids"] for one in trajectories]
+    lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
     owners = torch.arange(len(trajectories)).repeat_interleave(lengths)
-    segments = flat(trajectories, "segment_ids")
+    segments = torch.cat([torch.zeros(0, dtype=FIELDS["segment_ids"].dtype), *parts])
     if mask is not None:
         segments = torch.where(mask, segments, -1)
     return pack_layout(owners, segments, len(trajectories))

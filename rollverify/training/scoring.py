@@ -117,8 +117,12 @@ class TrajectoryScorer:
         return response_values(rows, scores, trajectories), own_routes
 
     def _rows(self, trajectories: Sequence[TensorDict], *, with_routing: bool) -> list[PackedRow]:
-        row_tokens = max(1, self._micro_batch_tokens // self._trainer.rows_at_once)
-        rows = pack_for_scoring(trajectories, row_tokens, with_routing=with_routing)
+        rows = pack_for_scoring(
+            trajectories,
+            self._micro_batch_tokens,
+            rows_at_once=self._trainer.rows_at_once,
+            with_routing=with_routing,
+        )
         if self._data_group is None:
             return rows
         routing = self._routing if with_routing else None

@@ -14,7 +14,6 @@ from rollverify.rollout.schema import ROUTING, num_fed_tokens, num_tokens
 from rollverify.training.fillers import equalize_rows, filler_rows
 from rollverify.training.packing import (
     TrajectoryRow,
-    assign_rows,
     pack_for_scoring,
     pack_trajectories,
     trajectory_values,
@@ -53,28 +52,6 @@ def test_tokens_that_a_trajectory_leaves_out_of_the_loss_stay_out():
     (row,) = pack_trajectories([one], torch.ones(1), 16)
     assert row.loss_mask.tolist() == [False, True, True]
     assert row.targets[row.loss_mask].tolist() == [6, 4]
-
-
-def test_rows_are_filled_longest_first_into_the_tightest_gap():
-    # Limit 7: 5 opens row 0 (2 left), 4 opens row 1 (3 left), 3 fits row 1 only, 2 fits row 0.
-    assert assign_rows([5, 3, 4, 2], 7) == [[0, 3], [1, 2]]
-    # 1 fits both rows (2 and 1 left) and takes the tighter one.
-    assert assign_rows([6, 5, 1], 7) == [[0, 2], [1]]
-
-
-def test_assignment_holds_every_item_once_within_the_limit():
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        lengths = torch.randint(1, 40, (30,), generator=generator).tolist()
-        rows = assign_rows(lengths, 40)
-        assert sorted(item for row in rows for item in row) == list(range(30))
-        assert all(sum(lengths[item] for item in row) <= 40 for row in rows)
-        assert all(row == sorted(row) for row in rows)
-
-
-def test_an_item_longer_than_the_limit_gets_a_row_of_its_own():
-    assert assign_rows([3, 12, 2], 8) == [[1], [0, 2]]
-    assert assign_rows([], 8) == []
 
 
 def test_every_trajectory_lies_in_exactly_one_row():
