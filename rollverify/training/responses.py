@@ -39,7 +39,7 @@ def response_layout(trajectories: Sequence[TensorDict], mask: Tensor | None = No
         The layout; trajectory index is the place in the list.
     """
     parts = [one["segment_ids"] for one in trajectories]
-    lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
+    lengths = torch.tensor([part.numel() for part in parts], dtype=torch.int64)
     owners = torch.arange(len(trajectories)).repeat_interleave(lengths)
     segments = torch.cat([torch.zeros(0, dtype=FIELDS["segment_ids"].dtype), *parts])
     if mask is not None:
