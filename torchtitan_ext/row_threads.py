@@ -1,9 +1,9 @@
-"""Scores packed rows of a dense model on a CPU in as many threads as torch has, a row in each.
+"""Scores several packed rows of a dense model on a CPU at a time, each in a thread of its own.
 
 Threads inside of operations wait for one another at the end of each of them, hundreds of times in a
-pass, and share what lies in their caches; a thread that has a row to itself does neither. The
-numbers do not depend on how many threads there are. Only for one rank that holds all weights, and
-only forwards of `ScoringBlock`, which keep no state.
+pass, and share what lies in their caches; a thread that has a row to itself does neither. Rows give
+the same numbers in whatever order and thread. Only for one rank that holds all weights, and only
+forwards of `ScoringBlock`, which keep no state.
 """
 
 import threading
@@ -19,6 +19,9 @@ from torch.distributed.fsdp import FSDPModule
 from torchtitan_ext.decoder_parts import ScoringDecoder
 from torchtitan_ext.packed_rows import RowInputs
 from torchtitan_ext.scoring_block import ScoringBlock
+
+MAX_ROWS_AT_ONCE = 4
+"""With more cores, each row's operations share some: Python runs for one row at a time."""
 
 
 class RowThreads:
@@ -41,12 +44,12 @@ class RowThreads:
                 for block in model.layers.values()
             )
         )
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(MAX_ROWS_AT_ONCE - 1, "score")  # starts none yet
 
     @property
     def rows_at_once(self) -> int:
         """Rows that `score` works on at the same time; 1 where it cannot be used."""
-        return torch.get_num_threads() if self._is_suited else 1
+        return min(MAX_ROWS_AT_ONCE, torch.get_num_threads()) if self._is_suited else 1
 
     def score(self, rows: Sequence[RowInputs], *, temperature: float) -> list[Tensor]:
         """Log-probs of the rows' targets.
@@ -75,14 +78,20 @@ class RowThreads:
                     return
                 scores[index] = self._score_row(rows[index], temperature)
 
-        with _one_thread_per_operation() as num_threads, self._gathered_weights():
-            pool = self._pool_of(num_threads - 1)
-            helpers = [pool.submit(work) for _ in range(num_threads - 1)] if pool else []
-            try:
+        num_rows = self.rows_at_once
+        with _threads_per_operation(torch.get_num_threads() // num_rows) as num_threads:
+
+            def help_with_work() -> None:
+                torch._C.set_num_threads(num_threads)  # a setting of each thread
                 work()
-            finally:
-                for helper in helpers:
-                    helper.result()
+
+            with self._gathered_weights():
+                helpers = [self._pool.submit(help_with_work) for _ in range(num_rows - 1)]
+                try:
+                    work()
+                finally:
+                    for helper in helpers:
+                        helper.result()
         return [scores[index] for index in range(len(rows))]
 
     @torch.no_grad()
@@ -91,13 +100,6 @@ class RowThreads:
         return self._model.score_gathered(
             row.tokens, targets=row.targets, temperature=temperature, **row.context
         )
-
-    def _pool_of(self, size: int) -> ThreadPoolExecutor | None:
-        if self._pool is None and size > 0:
-            self._pool = ThreadPoolExecutor(
-                size, "score", initializer=torch._C.set_num_threads, initargs=(1,)
-            )
-        return self._pool
 
     @contextmanager
     def _gathered_weights(self) -> Iterator[None]:
@@ -113,11 +115,11 @@ class RowThreads:
 
 
 @contextmanager
-def _one_thread_per_operation() -> Iterator[int]:
-    """Yields how many threads there were. vLLM replaces `torch.set_num_threads` by a no-op."""
+def _threads_per_operation(num_threads: int) -> Iterator[int]:
+    """Yields the number. vLLM replaces `torch.set_num_threads` by a no-op."""
     before = torch.get_num_threads()
-    torch._C.set_num_threads(1)
+    torch._C.set_num_threads(num_threads)
     try:
-        yield before
+        yield num_threads
     finally:
         torch._C.set_num_threads(before)

@@ -75,13 +75,16 @@ def test_scores_are_those_of_the_training_pass(
     trainer.close()
 
 
-def test_scores_do_not_depend_on_the_number_of_threads(trainer: PolicyTrainer) -> None:
+def test_scores_do_not_depend_on_the_number_of_rows_at_once(trainer: PolicyTrainer) -> None:
     scores = {}
-    for num_threads in (2, 3):
+    for num_threads, rows_at_once in ((2, 2), (3, 3), (9, 4)):
         torch.set_num_threads(num_threads)
+        assert trainer.rows_at_once == rows_at_once
         scores[num_threads] = trainer.score(ROWS)
         assert torch.get_num_threads() == num_threads
     assert all(torch.equal(a, b) for a, b in zip(scores[2], scores[3], strict=True))
+    for a, b in zip(scores[2], scores[9], strict=True):  # two threads in each operation
+        torch.testing.assert_close(a, b, atol=PARITY, rtol=0.0)
 
 
 def test_scores_follow_the_weights(trainer: PolicyTrainer) -> None:
