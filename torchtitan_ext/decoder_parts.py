@@ -103,8 +103,9 @@ class PolicyRMSNorm(RMSNorm):
             return super().forward(x)
         kernels = engine_kernels()
         assert kernels is not None and self.eps is not None
+        x = x.contiguous()
         out = torch.empty_like(x)
-        kernels.rms_norm(out, x.contiguous(), self.weight, self.eps)
+        kernels.rms_norm(out, x, self.weight, self.eps)
         return out
 
 

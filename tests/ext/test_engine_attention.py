@@ -1,4 +1,4 @@
-"""The engine's attention over pages against the textbook formula, one document at a time.
+"""The engine's attention over pages and its norm against the textbook and torch.
 
 Dimension letters: T tokens, N query heads, K key/value heads, H head size.
 """
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_ext.cpu_backend import uses_cpu
+from torchtitan_ext.decoder_parts import norm_config
 from torchtitan_ext.engine_attention import PAGE_TOKENS, paged_documents
 from torchtitan_ext.engine_kernels import attends_heads_of, can_use_kernels, engine_kernels
 
@@ -84,3 +85,12 @@ def test_kernels_are_for_plain_float32_without_gradient():
     with torch.no_grad():
         assert can_use_kernels(value)
         assert not can_use_kernels(value, value.bfloat16())
+
+
+def test_norms_equal_torchs_own_whatever_the_strides():
+    norm = norm_config({"rms_norm_eps": 1e-6}, 48).build()
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(48, 5, 7, generator=torch.Generator().manual_seed(0)).permute(2, 1, 0)
+    want = norm(x).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(norm(x), want, atol=2e-6, rtol=0.0)  # values of size 5
