@@ -182,7 +182,8 @@ def response_values(
     )
     ends = fed.cumsum(0)[owners >= 0]
     owners = owners[owners >= 0]
-    sizes_B = torch.tensor([one["response_ids"].numel() for one in trajectories])
+    sizes = [one["response_ids"].numel() for one in trajectories]
+    sizes_B = torch.tensor(sizes, dtype=torch.int64)  # also where this rank has fillers only
     shifts_B = torch.zeros_like(sizes_B).index_copy_(0, owners, ends) - sizes_B.cumsum(0)
     places = torch.arange(int(sizes_B.sum())) + shifts_B.repeat_interleave(sizes_B)
     return values_T[places.to(values_T.device)]

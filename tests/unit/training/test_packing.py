@@ -16,6 +16,7 @@ from rollverify.training.packing import (
     TrajectoryRow,
     pack_for_scoring,
     pack_trajectories,
+    response_values,
     trajectory_values,
 )
 from rollverify.training.routing import RoutingShape
@@ -161,3 +162,10 @@ def test_ranks_with_fewer_rows_add_fillers_and_the_step_is_the_same(run_gloo_wor
         assert result["gradient"] == pytest.approx(alone["gradient"], abs=1e-7)
     assert MAX_TOKENS == 8
     assert max(map(abs, alone["gradient"])) > 0.01
+
+
+def test_a_rank_that_ran_fillers_only_has_no_values():
+    """Its rows belong to no trajectory, and it has none."""
+    fillers = filler_rows(2)
+    values = [torch.zeros(len(row.tokens)) for row in fillers]
+    assert response_values(fillers, values, []).shape == (0,)
