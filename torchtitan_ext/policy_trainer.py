@@ -7,7 +7,7 @@ Gradients are summed over ranks, not averaged, so a loss must be divided by glob
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -205,9 +205,8 @@ class PolicyTrainer(Trainer):
         has_routing = any(row.routed_experts is not None for row in rows)
         if has_routing or len(rows) < 2 or self.rows_at_once < 2:
             return self._scored(rows, temperature, watched=False)[0]
-        num_trained = self.ntokens_seen
-        given = [self._inputs(row) for row in rows]
-        self.ntokens_seen = num_trained
+        with self._uncounted():
+            given = [self._inputs(row) for row in rows]
         return self._row_threads.score(given, temperature=temperature)
 
     def score_and_route(
@@ -235,16 +234,23 @@ class PolicyTrainer(Trainer):
     def _scored(
         self, rows: Sequence[Row], temperature: float, *, watched: bool
     ) -> tuple[list[Tensor], list[Tensor]]:
-        num_trained = self.ntokens_seen
         scores, routing = [], []
         for row in rows:
-            with self.train_context(), self._replayed(row, watched=watched):
+            with self.train_context(), self._replayed(row, watched=watched), self._uncounted():
                 logprobs, _ = self._forward(row, temperature, with_entropy=False)
                 scores.append(logprobs.cpu())
                 if watched:
                     routing.append(self._routing.own_choice())
-        self.ntokens_seen = num_trained  # torchtitan counts every forward pass.
         return scores, routing
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """Leaves the count of trained tokens alone, which torchtitan raises with every row."""
+        num_trained = self.ntokens_seen
+        try:
+            yield
+        finally:
+            self.ntokens_seen = num_trained
 
     def _replayed(self, row: Row, *, watched: bool) -> AbstractContextManager[None]:
         return self._routing.replayed(row.routed_experts, row.tokens.numel(), watched=watched)

@@ -38,10 +38,9 @@ def response_layout(trajectories: Sequence[TensorDict], mask: Tensor | None = No
     Returns:
         The layout; trajectory index is the place in the list.
     """
-    parts = [one["segment_ids"] for one in trajectories]
-    lengths = torch.tensor([part.numel() for part in parts], dtype=torch.int64)
+    lengths = torch.tensor([one["response_ids"].numel() for one in trajectories], dtype=torch.int64)
     owners = torch.arange(len(trajectories)).repeat_interleave(lengths)
-    segments = torch.cat([torch.zeros(0, dtype=FIELDS["segment_ids"].dtype), *parts])
+    segments = flat(trajectories, "segment_ids")
     if mask is not None:
         segments = torch.where(mask, segments, -1)
     return pack_layout(owners, segments, len(trajectories))
