@@ -42,8 +42,7 @@ def random_batch(vocab_size: int) -> list[Any]:
     """Finished trajectories with random tokens; every other one has an older first half."""
     import torch
 
-    from rollverify.rollout.schema import Status, new_trajectory
-    from rollverify.rollout.segments import append_segment, set_outcome
+    from rollverify.rollout.trajectory import Status, append_segment, new_trajectory, set_outcome
 
     generator = torch.Generator().manual_seed(0)
     made = []
@@ -99,8 +98,8 @@ def time_objective(words: dict[str, Any], batch: list[Any], repeats: int, **comm
     """
     import torch
 
-    from rollverify.algorithms.losses import REPORTS_GATE
-    from rollverify.training.objective import Objective
+    from rollverify.losses import REPORTS_GATE
+    from rollverify.losses.objective import Objective
     from rollverify.training.policy_update import PolicyUpdate
     from rollverify.training.step_metrics import StepSums
 
@@ -135,10 +134,7 @@ def measure_objectives(task: dict[str, Any]) -> dict[str, Any]:
     Returns:
         "objectives": what `time_objective` gives by name; "tokens" in the loss.
     """
-    from torchtitan_ext.cpu_backend import install_cpu_backend
-
-    install_cpu_backend()
-    from rollverify.training.credit import CreditRule
+    from rollverify.losses.advantages import CreditRule
 
     batch = random_batch(vocab_size=80)
     common: dict[str, Any] = {

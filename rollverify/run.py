@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from rollverify import run_folder
+from rollverify.checkpoint import run_folder
+from rollverify.checkpoint.checkpoint import Checkpointing
 from rollverify.config.dump import to_json
 from rollverify.config.schema import Config
-from rollverify.hooks import HookRegistry
+from rollverify.engine.engine import RolloutEngine
+from rollverify.engine.weight_sync import WeightSync
+from rollverify.evaluation.stage import Evaluation
+from rollverify.hooks import HookRegistry, StepState
+from rollverify.launch.shutdown import StopRequest
 from rollverify.metrics.recorder import Recorder
-from rollverify.report import final_report
+from rollverify.metrics.report import final_report
 from rollverify.rewards import Reward, close_reward, exact_answer
-from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.rollouter import Rollouter
-from rollverify.rollout.weight_sync import WeightSync
-from rollverify.shutdown import StopRequest
-from rollverify.stages.checkpointing import Checkpointing
-from rollverify.stages.evaluation import Evaluation
-from rollverify.state import StepState
 from rollverify.training.policy_update import PolicyUpdate
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rollverify.environment import set_defaults
+from rollverify.config.environment import set_defaults
 from rollverify.errors import EngineFailedError, NoSignalError
-from rollverify.hooks import HookPoint
+from rollverify.hooks import HookPoint, StepState
+from rollverify.launch.shutdown import die_with_parent, write_rank_error
 from rollverify.log import init_logger
-from rollverify.shutdown import die_with_parent, write_rank_error
-from rollverify.state import StepState
 
 if TYPE_CHECKING:
     from rollverify.build import Run

@@ -10,7 +10,7 @@ import pytest
 
 from rollverify.build import build_run
 from rollverify.errors import ConfigError, exit_code
-from rollverify.tasks.tokenizer import EOS_ID, save_tokenizer
+from rollverify.toy.tokenizer import EOS_ID, save_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLAY = ["--routing-replay.mode", "engine"]

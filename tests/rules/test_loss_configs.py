@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from rollverify.algorithms.corrections import CORRECTIONS
-from rollverify.algorithms.losses import LOSSES
 from rollverify.config.dump import diff
 from rollverify.config.files import read_values
 from rollverify.config.load import load_config
@@ -13,6 +11,8 @@ from rollverify.config.loss_rules import CORRECTION_SETTINGS, LOSS_SETTINGS
 from rollverify.config.loss_tables import CorrectionConfig, LossConfig
 from rollverify.config.schema import SETTINGS
 from rollverify.config.setting import settings_of
+from rollverify.losses import LOSSES
+from rollverify.losses.corrections import CORRECTIONS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEFAULT = "train_configs/default.toml"

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from rollverify.build import make_window, set_mode
 from rollverify.config.method_tables import (
     MethodConfig,
     RoutingReplayConfig,
     VerificationConfig,
 )
 from rollverify.config.schema import Config
-from rollverify.mode import make_window, set_mode
 
 
 class FakeRollouter:

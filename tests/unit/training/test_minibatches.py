@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from fakes import ScoringTrainer, trajectory
+from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
 
-from rollverify.training.credit import CreditRule
-from rollverify.training.objective import Objective
+from rollverify.losses.advantages import CreditRule
+from rollverify.losses.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
 
 

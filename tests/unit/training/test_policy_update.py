@@ -4,12 +4,12 @@ from math import exp, log
 
 import pytest
 import torch
-from fakes import FakeTrainer, trajectory
+from support.fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
 
+from rollverify.losses.advantages import CreditRule
+from rollverify.losses.objective import Objective
 from rollverify.metrics.names import is_declared
-from rollverify.training.credit import CreditRule
-from rollverify.training.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
 
 SETTINGS = {

@@ -1,13 +1,13 @@
 """Whose experts the passes of an iteration repeat: the engine's, the trainer's, or nobody's."""
 
 import torch
-from fakes import ScoringTrainer, trajectory
+from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.rollout.schema import ROUTING
-from rollverify.training.credit import CreditRule
-from rollverify.training.objective import Objective
+from rollverify.losses.advantages import CreditRule
+from rollverify.losses.objective import Objective
+from rollverify.rollout.trajectory import ROUTING
 from rollverify.training.policy_update import PolicyUpdate
 
 
