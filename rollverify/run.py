@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rollverify.checkpoint import run_folder
 from rollverify.checkpoint.checkpoint import Checkpointing
 from rollverify.config.dump import to_json
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.engine.engine import RolloutEngine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.evaluation.stage import Evaluation

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rollverify.config.check import check_world_size
 from rollverify.config.environment import set_defaults
 from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.rules import check_world_size
+from rollverify.config.tables import Config
 from rollverify.dry_run.memory import (
     DTYPE_BYTES,
     ENGINE_WORKSPACE_BYTES,

@@ -15,7 +15,7 @@ from vllm import EngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.engine import vllm_cpu
 from rollverify.engine.engine import Completion, GenerationRequest, RolloutEngine
 from rollverify.engine.model_folder import (

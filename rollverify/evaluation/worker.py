@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rollverify.config.environment import set_defaults
 from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.evaluation.records import (
     Identity,
     ProblemRecord,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.data.encoding import EncodedText, encode_prompts
 from rollverify.data.prompts import Prompt, read_prompt_set
 from rollverify.data.sources import PromptSource, SourceOptions, Use, resolve_source

@@ -5,7 +5,6 @@ noisy demonstrations through the same `PolicyTrainer` as RL, and keeps the resul
 named after the content of the [prepare] table. Runs on one process; does nothing when cached.
 """
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from rollverify.checkpoint.run_folder import resolve
 from rollverify.config.environment import set_defaults
-from rollverify.config.prepare_table import PrepareConfig
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
 from rollverify.log import init_logger
+from rollverify.toy.settings import PrepareConfig
 
 if TYPE_CHECKING:
     from rollverify.toy.task import PermutationChain
@@ -42,7 +41,7 @@ _EXPERT_KEYS = ("num_experts", "num_experts_per_token", "moe_intermediate_size")
 
 def base_folder(prepare: PrepareConfig) -> Path:
     """Cache folder of these settings: a Hugging Face model folder with the prompt files."""
-    values = {"format": FORMAT, **dataclasses.asdict(prepare)}
+    values = {"format": FORMAT, **dict(prepare)}
     del values["cache_dir"]
     if (
         not prepare.num_experts

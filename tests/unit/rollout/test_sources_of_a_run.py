@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollverify.config.schema import Config, DataConfig, EvaluationConfig, PrepareConfig
+from rollverify.config.tables import Config, DataConfig, EvaluationConfig, PrepareConfig
 from rollverify.engine.model_folder import read_model_folder
 from rollverify.errors import DataError
 from rollverify.rollout.inputs import load_inputs, make_run_reward, prompt_source
