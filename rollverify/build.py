@@ -46,7 +46,7 @@ from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
 from rollverify.rollout.request_loop import RequestLoop
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.run import Run
-from rollverify.toy.base_model import base_folder, is_prepared
+from rollverify.toy.settings import base_folder, is_prepared
 from rollverify.training.policy_update import PolicyUpdate
 from rollverify.training.scoring import TrajectoryScorer
 from rollverify.verification.filtering import TrajectoryFilter, keep_close, keep_young

@@ -33,7 +33,7 @@ from rollverify.dry_run.memory import (
     trainer_bytes,
 )
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
-from rollverify.toy.base_model import base_folder
+from rollverify.toy.settings import base_folder
 
 if TYPE_CHECKING:
     from torchtitan_ext.models.meta import MetaModel

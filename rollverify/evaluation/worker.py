@@ -25,7 +25,7 @@ from rollverify.evaluation.records import (
 from rollverify.launch.shutdown import die_with_parent, write_rank_error
 from rollverify.log import init_logger
 from rollverify.rollout.inputs import load_from, make_run_reward, prompt_source
-from rollverify.toy.base_model import base_folder
+from rollverify.toy.settings import base_folder
 
 if TYPE_CHECKING:
     from rollverify.data.prompts import Prompt

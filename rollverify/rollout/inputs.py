@@ -17,7 +17,7 @@ from rollverify.engine.model_folder import ModelFolder
 from rollverify.errors import DataError
 from rollverify.rewards import Reward, make_reward, readable_indices
 from rollverify.rollout.prompt_queue import EncodedPrompt
-from rollverify.toy.base_model import TEST_FILE, TRAIN_FILE, base_folder
+from rollverify.toy.settings import TEST_FILE, TRAIN_FILE, base_folder
 
 if TYPE_CHECKING:
     from rollverify.engine.model_folder import ModelFolder

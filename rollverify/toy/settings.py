@@ -3,12 +3,26 @@
 Imports nothing but the config's base, so that a misspelt key is reported before torch is loaded.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from rollverify.config.base import Count, CountOrZero, NotNegative, Positive, Seed, Share, Table
+
+FORMAT = 1
+"""Raised when the same settings would give another base model."""
+
+TRAIN_FILE = "train.jsonl"
+TEST_FILE = "test.jsonl"
+REPORT_FILE = "report.json"
+_EXPERT_KEYS = ("num_experts", "num_experts_per_token", "moe_intermediate_size")
+
+MAX_POSITIONS = 512
+"""Context of the base model, tokens."""
 
 Size = Annotated[int, Field(ge=1, lt=2**20)]
 
@@ -92,3 +106,60 @@ class PrepareConfig(Table, frozen=True):
                 )
         if not self.cache_dir.strip():
             yield f"prepare.cache_dir must name a folder, got {self.cache_dir!r}"
+
+
+def base_folder(prepare: PrepareConfig) -> Path:
+    """Cache folder of these settings: a Hugging Face model folder with the prompt files."""
+    values = {"format": FORMAT, **dict(prepare)}
+    del values["cache_dir"]
+    if not prepare.num_experts:  # a dense model keeps the name it had before there were any
+        for key in _EXPERT_KEYS:
+            del values[key]
+    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4)
+    return Path(prepare.cache_dir) / f"permutation_chain-{digest.hexdigest()}"
+
+
+def is_prepared(prepare: PrepareConfig) -> bool:
+    """True if the cache holds the base model of these settings; it appears there complete."""
+    return (base_folder(prepare) / REPORT_FILE).is_file()
+
+
+def model_config(prepare: PrepareConfig, vocab_size: int, eos_id: int, pad_id: int) -> dict:
+    """Contents of config.json: Qwen3, dense or with experts, of the size asked for."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": vocab_size,
+        "hidden_size": prepare.hidden_size,
+        "intermediate_size": prepare.intermediate_size,
+        "num_hidden_layers": prepare.num_layers,
+        "num_attention_heads": prepare.num_heads,
+        "num_key_value_heads": prepare.num_kv_heads,
+        "head_dim": prepare.head_dim,
+        "tie_word_embeddings": prepare.tie_word_embeddings,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.08,
+        "use_sliding_window": False,
+        "eos_token_id": eos_id,
+        "pad_token_id": pad_id,
+        "dtype": "float32",
+    }
+    if not prepare.num_experts:
+        return config
+    return config | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": prepare.num_experts,
+        "num_experts_per_tok": prepare.num_experts_per_token,
+        "moe_intermediate_size": prepare.moe_intermediate_size,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "router_aux_loss_coef": 0.0,
+        "output_router_logits": False,
+    }

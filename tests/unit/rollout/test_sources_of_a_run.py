@@ -8,7 +8,7 @@ from rollverify.config.tables import Config, DataConfig, EvaluationConfig, Prepa
 from rollverify.engine.model_folder import read_model_folder
 from rollverify.errors import DataError
 from rollverify.rollout.inputs import load_inputs, make_run_reward, prompt_source
-from rollverify.toy.base_model import base_folder
+from rollverify.toy.settings import base_folder
 from rollverify.toy.tokenizer import EOS_ID, save_tokenizer
 
 
