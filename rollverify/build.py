@@ -17,6 +17,7 @@ import torch.distributed as dist
 from rollverify.checkpoint import run_folder
 from rollverify.checkpoint.checkpoint import Checkpointing, LoopState, RunCheckpoint
 from rollverify.checkpoint.rank_state import RankState
+from rollverify.config.environment import set_defaults
 from rollverify.config.rules import check_world_size
 from rollverify.config.tables import Config
 from rollverify.data.loader import PromptLoader
@@ -523,20 +524,19 @@ def set_mode(
 logger = logging.getLogger(__name__)
 
 
-def build_run(argv: Sequence[str]) -> Run:
-    """Build everything a command line asks for.
+def build_run(config: Config, resumed: Path | None = None) -> Run:
+    """Build everything a config asks for; in a plain Python process a run of one rank.
+
+    Collective over the world.
 
     Args:
-        argv: command line without the program's name.
+        config: of the whole run.
+        resumed: folder of the run to go on with; None for a new one.
 
     Raises:
         UserError: for anything the user can cure.
-
-    Source:
-        Collective: yes, over the world.
     """
-    loaded, resumed = run_folder.resolve(argv)
-    config = loaded.config
+    set_defaults()
     make_objective(config)  # A loss of one's own is refused before anything large is loaded.
     model = _model_folder(config)
     _check_experts(config, model)

@@ -129,6 +129,15 @@ class Run:
             self.save_in_flight(self.policy.step)
             logger.info("all that was generated is saved; go on with --resume %s", self.folder)
 
+    def __enter__(self) -> "Run":
+        """The run itself; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release what the run holds; Ctrl-C does again what it did before."""
+        self.close()
+        self.stop.close()
+
     def close(self) -> None:
         """Release engine, files and process group; a failure here never hides an earlier one."""
         close_reward(self.reward)
