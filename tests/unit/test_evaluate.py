@@ -222,7 +222,7 @@ def test_the_report_says_what_was_measured(ranks, tmp_path, capsys):
     [
         (["--resume"], "goes on when the same command is given again"),
         (["--evaluation.baseline", "nowhere"], "evaluation.baseline 'nowhere' is not a folder"),
-        (["--evaluation.top-p", "0"], "evaluation.top_p must be > 0 and <= 1, got 0"),
+        (["--evaluation.top-p", "0"], "evaluation.top_p must be greater than 0, got 0"),
         (["--evaluation.tpo-p", "0.5"], "unknown flag"),
     ],
 )
