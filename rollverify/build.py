@@ -22,9 +22,8 @@ from rollverify.config.rules import check_world_size
 from rollverify.config.tables import Config
 from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
-from rollverify.engine.engine import RolloutEngine
+from rollverify.engine.engine import RolloutEngine, start_engine
 from rollverify.engine.model_folder import ModelFolder, RoutingShape, read_model_folder
-from rollverify.engine.vllm_engine import make_engine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.errors import ConfigError
 from rollverify.evaluation.stage import Evaluation
@@ -546,7 +545,13 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     check_world_size(config, world_size)
     folder = _shared_folder(config, resumed, rank)
     policy = make_policy_trainer(config, model, folder, is_resumed=resumed is not None)
-    engine = make_engine(config, model)
+    engine = start_engine(
+        model,
+        config.engine,
+        max_sequence_tokens=config.rollout.max_sequence_tokens,
+        seed=config.run.seed,
+        record_routing=config.routing_replay.mode == "engine",
+    )
     rollout = make_rollout_parts(config, model, engine, prompts, encoded, policy)
     evaluation = make_evaluation(config, model, engine, test, policy) if test else None
     window = make_window(config)

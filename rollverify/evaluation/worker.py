@@ -173,8 +173,8 @@ def _generate(
     left: Sequence[int],
     records: RecordFile,
 ) -> None:
+    from rollverify.engine.engine import start_engine
     from rollverify.engine.generation import problem_requests, run_problems
-    from rollverify.engine.vllm_engine import make_engine
     from rollverify.evaluation.grading import BackgroundGrading
     from rollverify.rewards import num_graders
 
@@ -204,7 +204,15 @@ def _generate(
             logger.info("%d of %d problems done", num_done, len(left))
 
     with (
-        contextlib.closing(make_engine(config, model)) as engine,
+        contextlib.closing(
+            start_engine(
+                model,
+                config.engine,
+                max_sequence_tokens=config.rollout.max_sequence_tokens,
+                seed=config.run.seed,
+                record_routing=config.routing_replay.mode == "engine",
+            )
+        ) as engine,
         BackgroundGrading(recorder.record, write, num_threads) as grading,
     ):
         run_problems(engine, problems(), config.engine.max_num_seqs, grading.add)
