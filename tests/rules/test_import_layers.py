@@ -21,7 +21,7 @@ OWN = {
     "config": {"errors"},
     "algorithms": {"errors"},
     "rollout": {"environment", "errors", "log"},
-    "data": {"errors", "log"},
+    "data": {"errors", "files", "log"},
     "rewards": {"data", "errors", "log"},
     "tasks": {"data", "errors"},
     "training": {
@@ -59,6 +59,7 @@ OWN = {
         "shutdown",
     },
     "errors.py": set(),
+    "files.py": set(),
     "state.py": {"rollout.schema"},
     "hooks.py": {"metrics.names", "state", "errors"},
     "log.py": set(),
@@ -80,6 +81,7 @@ OUTSIDE = {
     "stages": {"torch", "tensordict"},
     "study": {"matplotlib", "tomli"},
     "errors.py": set(),
+    "files.py": set(),
     "state.py": {"tensordict"},
     "hooks.py": set(),
     "train.py": set(),
@@ -101,8 +103,8 @@ ONE_PLACE = {
     "torchdata": {"rollverify/data/loader.py"},
     "math_verify": {"rollverify/rewards/math_symbolic.py"},
     "matplotlib": {"rollverify/study/plots.py"},
-    "datasets": {"rollverify/data/hub.py"},
-    "pyarrow": {"rollverify/data/row_files.py"},
+    "datasets": {"rollverify/data/rows.py"},
+    "pyarrow": {"rollverify/data/rows.py"},
 }
 
 
