@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.isolated import child_environment, run_quietly
-from rollverify.config.prepare_table import PrepareConfig
-from rollverify.prepare import TRAIN_FILE, base_folder, is_prepared
+from rollverify.toy.settings import TRAIN_FILE, PrepareConfig, base_folder, is_prepared
 
 ENDLESS_CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -47,7 +46,7 @@ def prepared_base(folder: Path | None) -> Path:
         return folder
     settings = PrepareConfig()
     if not is_prepared(settings):
-        run_quietly([sys.executable, "-m", "rollverify.prepare"], child_environment())
+        run_quietly([sys.executable, "-m", "rollverify.toy.base_model"], child_environment())
     return base_folder(settings)
 
 
@@ -68,14 +67,11 @@ def write_endless_folder(
     Returns:
         The folder.
     """
-    from torchtitan_ext.cpu_backend import install_cpu_backend
-
-    install_cpu_backend()
     from safetensors.torch import load_file, save_file
 
     from rollverify.data.prompts import write_jsonl
-    from rollverify.tasks.permutation_chain import PermutationChain
-    from rollverify.tasks.tokenizer import save_tokenizer
+    from rollverify.toy.task import PermutationChain
+    from rollverify.toy.tokenizer import save_tokenizer
     from torchtitan_ext.hf_folder import write_random_hf_folder
 
     write_random_hf_folder(folder, config, seed=0)

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rollverify.metrics.table import summary_table
+from rollverify.metrics.report import summary_table
 
 CHILD_FLAG = "--child"
 ROOT = Path(__file__).parents[1]

@@ -69,9 +69,6 @@ def measure_version(task: dict[str, Any]) -> dict[str, Any]:
     """
     import torch
 
-    from torchtitan_ext.cpu_backend import install_cpu_backend
-
-    install_cpu_backend()
     import torchtitan_ext.logprob_head  # noqa: F401 (its import is not what is measured)
 
     generator = torch.Generator().manual_seed(0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.isolated import report
 from rollverify.metrics.recorder import METRICS_FILE
-from rollverify.report import PHASES
+from rollverify.metrics.report import PHASES
 
 SEPARATE = {"evaluation": "time/hook/evaluation_s", "checkpoint": "time/checkpoint_s"}
 """Keys of what is shown apart, and left out of the bare step."""

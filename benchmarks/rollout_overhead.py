@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.folders import num_parameters, prepared_base, write_endless_folder
 from benchmarks.isolated import answer, child_task, measure, report
-from rollverify.environment import set_defaults
+from rollverify.config.environment import set_defaults
 
 GROUP_SIZE = 8
 MAX_PROMPT_TOKENS = 32
@@ -29,9 +29,10 @@ def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     Returns:
         (model folder, engine, encoded prompts).
     """
-    from rollverify.inputs import load_encoded, read_model_folder
+    from rollverify.engine.model_folder import read_model_folder
+    from rollverify.engine.vllm_engine import VllmEngine
     from rollverify.rewards import REWARDS
-    from rollverify.rollout.vllm_engine import VllmEngine
+    from rollverify.rollout.inputs import load_encoded
 
     context = MAX_PROMPT_TOKENS + task["max_response_tokens"]
     model = read_model_folder(Path(task["folder"]), context)
@@ -120,7 +121,7 @@ def time_bare(
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from rollverify.rollout.seeds import request_seed
+    from rollverify.engine.generation import request_seed
 
     llm = engine._engine
     requests = [

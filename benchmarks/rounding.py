@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.folders import num_parameters, prepared_base
 from benchmarks.isolated import answer, child_task, measure, report
 from benchmarks.loss_cost import LONGEST, base_trainer
-from rollverify.environment import set_defaults
+from rollverify.config.environment import set_defaults
 
 BOUND = 1e-5
 """Nats; the parity that the tests ask for."""
@@ -32,13 +32,12 @@ PAIRS = (
 
 def sample(folder: str, num_prompts: int) -> tuple[Any, list[Any]]:
     """The model folder and a trajectory per response, with the engine's log-probs and experts."""
-    from rollverify.inputs import read_model_folder
-    from rollverify.rollout.engine import GenerationRequest
-    from rollverify.rollout.generation import run_requests
-    from rollverify.rollout.schema import ROUTING, new_trajectory
-    from rollverify.rollout.segments import append_segment
-    from rollverify.rollout.vllm_engine import VllmEngine
-    from rollverify.tasks.permutation_chain import PermutationChain
+    from rollverify.engine.engine import GenerationRequest
+    from rollverify.engine.generation import run_requests
+    from rollverify.engine.model_folder import read_model_folder
+    from rollverify.engine.vllm_engine import VllmEngine
+    from rollverify.rollout.trajectory import ROUTING, append_segment, new_trajectory
+    from rollverify.toy.task import PermutationChain
 
     model = read_model_folder(Path(folder), LONGEST + 32)
     prompts = [
@@ -92,7 +91,7 @@ def score_with_transformers(folder: str, made: list[Any], dtype: str) -> tuple[A
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rollverify.rollout.schema import ROUTING
+    from rollverify.rollout.trajectory import ROUTING
 
     words = {"dtype": getattr(torch, dtype), "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(folder, **words).eval()
@@ -125,9 +124,6 @@ def measure_all(task: dict[str, Any]) -> dict[str, Any]:
         "tokens" sampled, "compared" of them; by "a - b" mean and largest gap in nats, how many are
         above `BOUND`.
     """
-    from torchtitan_ext.cpu_backend import install_cpu_backend
-
-    install_cpu_backend()
     import torch
 
     from rollverify.training.scoring import TrajectoryScorer

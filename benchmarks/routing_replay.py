@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.folders import ENDLESS_CONFIG, num_parameters, write_endless_folder
 from benchmarks.isolated import answer, child_task, measure, report
 from benchmarks.loss_cost import LONGEST, base_trainer
-from rollverify.environment import set_defaults
+from rollverify.config.environment import set_defaults
 
 TARGET = 1.03
 """Wall time with replay over wall time without."""
@@ -62,8 +62,7 @@ def trajectories(number: int, response_tokens: int) -> list[Any]:
     """Finished responses of random tokens, in groups of 8."""
     import torch
 
-    from rollverify.rollout.schema import Status, new_trajectory
-    from rollverify.rollout.segments import append_segment, set_outcome
+    from rollverify.rollout.trajectory import Status, append_segment, new_trajectory, set_outcome
 
     generator = torch.Generator().manual_seed(0)
     made = []
@@ -91,9 +90,9 @@ def measure_trainer(task: dict[str, Any], trainer: Any, batch: list[Any]) -> dic
     """
     import torch
 
-    from rollverify.rollout.schema import ROUTING
+    from rollverify.engine.model_folder import RoutingShape
+    from rollverify.rollout.trajectory import ROUTING
     from rollverify.training.packing import pack_trajectories
-    from rollverify.training.routing import RoutingShape
     from rollverify.training.scoring import TrajectoryScorer
 
     shape = RoutingShape(
@@ -137,9 +136,9 @@ def measure_engines(task: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RuntimeError: if they sample different tokens, or fewer than asked for.
     """
-    from rollverify.rollout.engine import GenerationRequest
-    from rollverify.rollout.generation import run_requests
-    from rollverify.rollout.vllm_engine import VllmEngine
+    from rollverify.engine.engine import GenerationRequest
+    from rollverify.engine.generation import run_requests
+    from rollverify.engine.vllm_engine import VllmEngine
 
     number, size = task["sequences"], task["response_tokens"]
     engines = {
@@ -194,10 +193,7 @@ def measure_all(task: dict[str, Any]) -> dict[str, Any]:
     Returns:
         "pairs": what `alternate` gives by name; bytes held per token, of experts and of the rest.
     """
-    from torchtitan_ext.cpu_backend import install_cpu_backend
-
-    install_cpu_backend()
-    from rollverify.rollout.schema import ROUTING, num_tokens
+    from rollverify.rollout.trajectory import ROUTING, num_tokens
 
     batch = trajectories(task["sequences"], task["response_tokens"])
     trainer = base_trainer(task["folder"], task["scratch"])

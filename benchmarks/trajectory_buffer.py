@@ -46,7 +46,7 @@ def allocated_bytes() -> int:
 def filled_buffer(num_trajectories: int, response_tokens: int) -> Any:
     """A buffer whose responses have two segments of equal length."""
     from rollverify.rollout.buffer import TrajectoryBuffer
-    from rollverify.rollout.schema import new_trajectory
+    from rollverify.rollout.trajectory import new_trajectory
 
     buffer = TrajectoryBuffer(group_size=GROUP_SIZE)
     for group_id in range(num_trajectories // GROUP_SIZE):
@@ -112,7 +112,7 @@ class InstantEngine:
 
     def pause(self) -> list[Any]:
         """Answer all."""
-        from rollverify.rollout.engine import Completion
+        from rollverify.engine.engine import Completion
 
         requests, self._requests = self._requests, []
         return [
@@ -145,7 +145,7 @@ def measure_speed(task: dict[str, Any]) -> dict[str, Any]:
     """
     import torch
 
-    from rollverify.rollout.rank_file import load_rank_file, save_rank_file
+    from rollverify.checkpoint.rank_file import load_rank_file, save_rank_file
     from rollverify.rollout.request_loop import RequestLoop
 
     torch.set_num_threads(1)

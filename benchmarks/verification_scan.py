@@ -24,9 +24,9 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rollverify.algorithms.ops import token_ops  # noqa: E402
-from rollverify.algorithms.packed_layout import pack_layout  # noqa: E402
-from rollverify.algorithms.verification import VerificationResult, verify_prefixes  # noqa: E402
+from rollverify.rollout.layout import pack_layout
+from rollverify.verification.ops import token_ops
+from rollverify.verification.prefix import VerificationResult, verify_prefixes
 
 TARGET_MS = 50.0
 MAX_SEGMENTS = 6

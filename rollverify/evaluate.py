@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollverify.checkpoint.run_folder import CONFIG_TOML, LATEST, find_run
 from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.data.prompts import read_prompt_set
 from rollverify.data.sources import PromptSource
-from rollverify.data_parts import prompt_source
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
-from rollverify.evaluate_model import model_folder, sampling_identity
 from rollverify.evaluation.contamination import find_overlaps
 from rollverify.evaluation.records import RECORDS_FILE, Identity, ProblemRecord, read_records
 from rollverify.evaluation.summary import compare, summarize
@@ -31,9 +30,10 @@ from rollverify.evaluation.tables import (
     overlap_line,
     two_model_table,
 )
-from rollverify.launch import Modules, launch
+from rollverify.evaluation.worker import model_folder, sampling_identity
+from rollverify.launch.launcher import Modules, launch
 from rollverify.rewards import ANSWERS
-from rollverify.run_folder import CONFIG_TOML, LATEST, find_run
+from rollverify.rollout.inputs import prompt_source
 
 RESULTS_FILE = "results.json"
 REPORT_FILE = "report.txt"
@@ -80,7 +80,7 @@ def main(argv: Sequence[str], execute: Execute | None = None) -> int:
 
 
 def _launched(words: Sequence[str], needs_prepare: bool) -> int:
-    modules = Modules(train="rollverify.evaluate_model")
+    modules = Modules(train="rollverify.evaluation.worker")
     return launch(words, 1, needs_prepare=needs_prepare, modules=modules)
 
 

@@ -3,20 +3,53 @@
 Does not decide what runs: one function of the composition root registers every hook.
 """
 
+from __future__ import annotations
+
 import logging
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from rollverify.metrics.names import hook_time_key
-from rollverify.state import StepState
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@dataclass(kw_only=True, slots=True)
+class StepState:
+    """State of one iteration, made new at its start."""
+
+    step: int
+    """1 for the first iteration of a run; goes on counting after a resume."""
+
+    policy_version: int
+    """Version k of the trainer's policy: k optimizer steps were taken."""
+
+    finished: list[TensorDict] = field(default_factory=list["TensorDict"])
+    """F_k: the complete trajectories this iteration trains on."""
+
+    unfinished: list[TensorDict] = field(default_factory=list["TensorDict"])
+    """U_k: the trajectories left over, to be resumed in a later iteration."""
+
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    """Values to be logged, already reduced over ranks; keys of `metrics/names.py`."""
+
+    phase_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds each phase took, in the order the phases ran."""
+
 
 logger = logging.getLogger(__name__)
 
 Hook = Callable[[StepState], None]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def hook_time_key(hook: str) -> str:
+    """Key of a hook's seconds."""
+    return f"time/hook/{hook}_s"
 
 
 class HookPoint(StrEnum):

@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from rollverify import run_folder
+from rollverify.checkpoint import run_folder
+from rollverify.checkpoint.checkpoint import Checkpointing
 from rollverify.config.dump import to_json
-from rollverify.config.schema import Config
-from rollverify.hooks import HookRegistry
+from rollverify.config.tables import Config
+from rollverify.engine.engine import RolloutEngine
+from rollverify.engine.weight_sync import WeightSync
+from rollverify.evaluation.stage import Evaluation
+from rollverify.hooks import HookRegistry, StepState
+from rollverify.launch.shutdown import StopRequest
 from rollverify.metrics.recorder import Recorder
-from rollverify.report import final_report
+from rollverify.metrics.report import final_report
 from rollverify.rewards import Reward, close_reward, exact_answer
-from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.rollouter import Rollouter
-from rollverify.rollout.weight_sync import WeightSync
-from rollverify.shutdown import StopRequest
-from rollverify.stages.checkpointing import Checkpointing
-from rollverify.stages.evaluation import Evaluation
-from rollverify.state import StepState
 from rollverify.training.policy_update import PolicyUpdate
 
 if TYPE_CHECKING:
@@ -129,6 +128,15 @@ class Run:
         if self.config.checkpoint.every_steps and self.policy.step > 0:
             self.save_in_flight(self.policy.step)
             logger.info("all that was generated is saved; go on with --resume %s", self.folder)
+
+    def __enter__(self) -> "Run":
+        """The run itself; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release what the run holds; Ctrl-C does again what it did before."""
+        self.close()
+        self.stop.close()
 
     def close(self) -> None:
         """Release engine, files and process group; a failure here never hides an earlier one."""

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rollverify.environment import set_defaults
+from rollverify.checkpoint.run_folder import resolve
+from rollverify.config.environment import set_defaults
 from rollverify.errors import EngineFailedError, NoSignalError
-from rollverify.hooks import HookPoint
+from rollverify.hooks import HookPoint, StepState
+from rollverify.launch.shutdown import die_with_parent, write_rank_error
 from rollverify.log import init_logger
-from rollverify.shutdown import die_with_parent, write_rank_error
-from rollverify.state import StepState
 
 if TYPE_CHECKING:
     from rollverify.build import Run
@@ -77,14 +77,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         from rollverify.build import build_run
 
-        run = build_run(argv)
+        loaded, resumed = resolve(argv)
+        run = build_run(loaded.config, resumed)
         run.start()
         return train_to_end(run)
     except BaseException as error:  # The rank's last line of defence: report, then end.
         if isinstance(error, SystemExit):
             raise
         return write_rank_error(error)
-    finally:
+    finally:  # after the report: closing may wait for ranks that have ended
         if run is not None:
             run.close()
 

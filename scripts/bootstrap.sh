@@ -117,7 +117,7 @@ rv_choose_python
 
 export ROLLVERIFY_PYTHON ROLLVERIFY_DEVICE=$rv_flavour
 export PATH=${ROLLVERIFY_PYTHON%/*}:$PATH PYTHONPATH=$rv_root${PYTHONPATH:+:$PYTHONPATH}
-export HF_HUB_OFFLINE=${HF_HUB_OFFLINE-1}  # the rest is set by rollverify/environment.py
+export HF_HUB_OFFLINE=${HF_HUB_OFFLINE-1}  # the rest is set by rollverify/config/environment.py
 rv_ranks=${NGPU:-1}
 if [ -z "${OMP_NUM_THREADS:-}" ] && [[ $rv_ranks =~ ^[1-9][0-9]*$ ]]; then
     rv_threads=$(($(nproc) / rv_ranks))

@@ -118,7 +118,7 @@ def write_random_hf_folder(folder: str | Path, config: dict, *, seed: int) -> No
     Raises:
         ModelFolderError: if the architecture has no spec.
     """
-    from torchtitan_ext.model_specs import model_spec_from_hf
+    from torchtitan_ext.models.specs import model_spec_from_hf
 
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

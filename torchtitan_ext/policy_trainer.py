@@ -20,11 +20,11 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.trainer import Trainer
 
+from torchtitan_ext.cpu.row_threads import RowThreads
 from torchtitan_ext.no_data_loader import NoDataLoader, NoTokenizer
 from torchtitan_ext.packed_rows import Row, RowInputs
 from torchtitan_ext.process_group import init_process_group
 from torchtitan_ext.routing_replay import RoutingReplay, RoutingStats
-from torchtitan_ext.row_threads import RowThreads
 
 TokenLoss = Callable[[int, Tensor, Tensor], Tensor]
 """(row index, log-probs [T], entropy [T]) -> scalar, already divided by global counts."""

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from torchtitan_ext.cpu_backend import uses_cpu
+from torchtitan_ext.cpu.backend import uses_cpu
 
 
 def _keep_gloo_on_loopback() -> None:

@@ -18,8 +18,10 @@ from torchtitan.config.override import OverrideConfig, OverrideImport
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.tools import utils
 
-from torchtitan_ext import float32_experts, packed_attention, routing_replay
-from torchtitan_ext.model_specs import model_spec_from_hf
+from torchtitan_ext import routing_replay
+from torchtitan_ext.cpu import attention as packed_attention
+from torchtitan_ext.cpu import experts as float32_experts
+from torchtitan_ext.models.specs import model_spec_from_hf
 from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.process_group import init_process_group
 

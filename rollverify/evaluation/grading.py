@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
+from rollverify.engine.engine import Completion
 from rollverify.evaluation.records import ProblemRecord
-from rollverify.rollout.engine import Completion
 
 
 class BackgroundGrading:

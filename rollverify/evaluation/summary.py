@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rollverify.evaluation.records import ProblemRecord
-from rollverify.evaluation.statistics import (
+from rollverify.metrics.statistics import (
     Interval,
     majority_at_k,
     mean_interval,

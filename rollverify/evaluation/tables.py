@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rollverify.evaluation.contamination import Overlap
-from rollverify.evaluation.statistics import Interval
 from rollverify.evaluation.summary import Change, Estimate
-from rollverify.metrics.table import summary_table
+from rollverify.metrics.report import summary_table
+from rollverify.metrics.statistics import Interval
 
 
 def estimate_json(summary: Mapping[str, Estimate]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Does not decide what a line holds.
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -99,3 +99,57 @@ class JsonLines:
         if self._file is not None:
             self._file.close()
         self._file = None
+
+
+CUTS_FILE = "cuts.jsonl"
+
+
+class AuditLog:
+    """One per process, made after the run's folder; every rank calls the same methods."""
+
+    def __init__(self, folder: Path, *, rank: int, resume_step: int = 0) -> None:
+        """Open the file in the run's folder, see `JsonLines`."""
+        self._lines = JsonLines(folder / CUTS_FILE, rank=rank, resume_step=resume_step)
+
+    def write(self, step: int, cuts: Sequence[Mapping[str, Any]]) -> None:
+        """Append the cuts of a step and flush them.
+
+        Args:
+            step: the iteration's step, put into every line.
+            cuts: JSON values of each cut, finite.
+
+        Raises:
+            ValueError: if a value is not finite.
+        """
+        self._lines.append(step, cuts)
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._lines.close()
+
+
+SLOTS_FILE = "slots.jsonl"
+
+
+class SlotLog:
+    """One per process, made after the run's folder; every rank calls the same methods."""
+
+    def __init__(self, folder: Path, *, rank: int, resume_step: int = 0) -> None:
+        """Open the file in the run's folder, see `JsonLines`."""
+        self._lines = JsonLines(
+            folder / SLOTS_FILE, rank=rank, resume_step=resume_step, every_step=True
+        )
+
+    def write(self, step: int, active: Sequence[int], lengths: Sequence[int]) -> None:
+        """Append the line of a step and flush it.
+
+        Args:
+            step: the iteration's step.
+            active: running requests of each engine step.
+            lengths: tokens of each response that the step trains on.
+        """
+        self._lines.append(step, [{"active": list(active), "lengths": list(lengths)}])
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._lines.close()

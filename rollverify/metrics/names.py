@@ -165,8 +165,3 @@ def is_declared(key: str) -> bool:
 def phase_time_key(phase: str) -> str:
     """Key of a phase's seconds."""
     return f"time/{phase}_s"
-
-
-def hook_time_key(hook: str) -> str:
-    """Key of a hook's seconds."""
-    return f"time/hook/{hook}_s"

@@ -8,15 +8,44 @@ both, num_tokens is 5, num_complete 1. Cutting one token leaves 4 and 0; generat
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tensordict import TensorDict
 
 from rollverify.errors import LedgerError, RolloutError
-from rollverify.rollout import segments
-from rollverify.rollout.schema import Status, is_finished, name_of, validate_trajectory
-from rollverify.rollout.token_counts import TokenCounts
+from rollverify.rollout import trajectory as segments
+from rollverify.rollout.trajectory import Status, is_finished, name_of, validate_trajectory
+
+
+@dataclass(kw_only=True, slots=True)
+class TokenCounts:
+    """What became of the response tokens of this rank since the start of the run."""
+
+    generated: int = 0
+    """Sampled by the engine."""
+
+    trained: int = 0
+    """Handed to training."""
+
+    cut: int = 0
+    """Cut by verification."""
+
+    discarded: int = 0
+    """Thrown away by a filter; their sample starts again."""
+
+    filtered: int = 0
+    """Given up for good with their group."""
+
+    dropped: int = 0
+    """Given up at the switch to on-policy training."""
+
+    @property
+    def num_left(self) -> int:
+        """Generated tokens that nothing has happened to yet."""
+        thrown_away = self.cut + self.discarded + self.filtered + self.dropped
+        return self.generated - self.trained - thrown_away
+
 
 Fate = Literal["trained", "filtered", "dropped", "moved"]
 

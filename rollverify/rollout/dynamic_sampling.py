@@ -18,10 +18,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollverify.errors import NoSignalError
+from rollverify.ranks import gather, sum_over_ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.exchange import select_groups, tokens_of
 from rollverify.rollout.ledger import PromptLedger, PromptState
-from rollverify.rollout.rank_exchange import gather, select_groups, sum_over_ranks, tokens_of
-from rollverify.rollout.schema import stacked
+from rollverify.rollout.trajectory import stacked
 
 logger = logging.getLogger(__name__)
 

@@ -4,23 +4,76 @@ Does not decide which trajectory runs or when to stop; `rollouter.py` does.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Literal
 
 from tensordict import TensorDict
 from torch import Tensor
 
+from rollverify.engine.engine import Completion, GenerationRequest, RolloutEngine
+from rollverify.engine.generation import GenerationStats, request_seed
 from rollverify.errors import EngineFailedError, RolloutError
 from rollverify.rollout.buffer import TrajectoryBuffer
-from rollverify.rollout.engine import Completion, GenerationRequest, RolloutEngine
-from rollverify.rollout.generation import GenerationStats
 from rollverify.rollout.prompt_queue import EncodedPrompt
-from rollverify.rollout.response_grading import ResponseGrading
-from rollverify.rollout.routing import join_routing, num_changed_rows, num_rows
-from rollverify.rollout.schema import Status, is_finished, name_of
-from rollverify.rollout.seeds import request_seed
-from rollverify.rollout.segments import status_after
+from rollverify.rollout.trajectory import (
+    Status,
+    is_finished,
+    join_routing,
+    name_of,
+    num_changed_rows,
+    num_rows,
+    status_after,
+)
+
+Grade = Callable[[], float]
+"""Gives the reward of one response."""
+
+Store = Callable[[float], None]
+"""Takes it."""
+
+
+class ResponseGrading:
+    """The gradings of one rollout phase."""
+
+    def __init__(self, num_threads: int = 0) -> None:
+        """Set up.
+
+        Args:
+            num_threads: responses graded at once beside the engine; 0 grades at once and in place,
+                which is faster for rewards that only compare texts.
+        """
+        self._threads = ThreadPoolExecutor(num_threads, "grading") if num_threads else None
+        self._begun: list[tuple[Future[float], Store]] = []
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether responses are graded in threads."""
+        return self._threads is not None
+
+    def begin(self, grade: Grade, store: Store) -> None:
+        """Grade a response.
+
+        Args:
+            grade: called once, in a thread if there are any.
+            store: called once with the reward, in this thread, at the latest by `settle`.
+        """
+        if self._threads is None:
+            store(grade())
+        else:
+            self._begun.append((self._threads.submit(grade), store))
+
+    def settle(self) -> None:
+        """Wait for everything that has begun and store it.
+
+        Raises:
+            Exception: what a grading raised; those after it are stored by the next call.
+        """
+        while self._begun:
+            future, store = self._begun.pop(0)
+            store(future.result())
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,24 +15,24 @@ from typing import Any
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from rollverify.engine.generation import GenerationStats
 from rollverify.errors import EngineFailedError
+from rollverify.ranks import agree_on_failure
 from rollverify.rollout.buffer import TrajectoryBuffer
-from rollverify.rollout.currency import check_verified, is_current
 from rollverify.rollout.dynamic_sampling import GivenUp, GroupChoice, SignalRule
-from rollverify.rollout.generation import GenerationStats
-from rollverify.rollout.group_moves import balance_buffers, draw_group, drop_groups
-from rollverify.rollout.ledger import PromptLedger, PromptState
-from rollverify.rollout.prompt_queue import PromptQueue
-from rollverify.rollout.rank_exchange import (
-    agree_on_failure,
+from rollverify.rollout.exchange import (
     balance,
+    balance_buffers,
     check_twins,
+    draw_group,
+    drop_groups,
     exchange,
     share_of_lowest,
 )
+from rollverify.rollout.ledger import PromptLedger, PromptState
+from rollverify.rollout.prompt_queue import PromptQueue
 from rollverify.rollout.request_loop import RequestLoop
-from rollverify.rollout.routing import is_routed
-from rollverify.rollout.schema import is_finished
+from rollverify.rollout.trajectory import check_verified, is_current, is_finished, is_routed
 
 
 class Rollouter:

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rollverify.metrics.statistics import difference
 from rollverify.study.cost_model import cost
 from rollverify.study.definition import Claim
 from rollverify.study.results import ArmResult, Results
-from rollverify.study.statistics import difference
 
 
 class Verdict(NamedTuple):

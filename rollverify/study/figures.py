@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rollverify.metrics.names import hook_time_key
+from rollverify.hooks import hook_time_key
 from rollverify.study.phases import (
     acceptance,
     generation_s,

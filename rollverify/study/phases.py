@@ -5,7 +5,8 @@ Reads no files; `records` does.
 
 import math
 
-from rollverify.metrics.names import hook_time_key, phase_time_key
+from rollverify.hooks import hook_time_key
+from rollverify.metrics.names import phase_time_key
 from rollverify.study.cost_model import PhaseWork, cost, total_work
 from rollverify.study.records import RunRecord
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollverify.metrics.audit_log import CUTS_FILE
+from rollverify.metrics.json_lines import CUTS_FILE, SLOTS_FILE
 from rollverify.metrics.recorder import METRICS_FILE
-from rollverify.metrics.slot_log import SLOTS_FILE
 from rollverify.study.status import GREEDY_KEY
 
 CONFIG_FILE = "config.json"

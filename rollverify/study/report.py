@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollverify.errors import ConfigError
+from rollverify.metrics.statistics import spread
 from rollverify.study.claims import judge
 from rollverify.study.definition import Study
 from rollverify.study.figures import FIGURES
 from rollverify.study.plan import changed_by
 from rollverify.study.report_tables import all_tables
 from rollverify.study.results import Results, at_equal_cost
-from rollverify.study.statistics import spread
 from rollverify.study.tables import Table, to_csv, to_markdown
 
 REPORT_FILE = "report.md"

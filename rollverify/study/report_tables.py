@@ -3,12 +3,12 @@
 import math
 import statistics
 
+from rollverify.metrics.statistics import difference, spread, wilson
 from rollverify.study.claims import judge
 from rollverify.study.cost_model import break_even, cost
 from rollverify.study.figures import FIGURES
 from rollverify.study.phases import num_problems
 from rollverify.study.results import ArmResult, Results, at_equal_cost
-from rollverify.study.statistics import difference, spread, wilson
 from rollverify.study.tables import NOTHING, Table, interval_cell, number, spread_cell
 
 OFF_POLICY = ("ops_mean", "ops_peak", "staleness_mean", "acceptance", "cuts_segment")

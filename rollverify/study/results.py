@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rollverify.metrics.statistics import Spread, spread
 from rollverify.study.cost_model import CostFit, PhaseWork, accuracy_at, fit_cost
 from rollverify.study.definition import Study
 from rollverify.study.figures import FIGURES
 from rollverify.study.phases import accuracy_over_cost, phase_works, work_of
 from rollverify.study.records import RunRecord
-from rollverify.study.statistics import Spread, spread
 
 
 @dataclass(kw_only=True, frozen=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from rollverify.launch.shutdown import die_with_parent
 from rollverify.metrics.recorder import METRICS_FILE
-from rollverify.shutdown import die_with_parent
 from rollverify.study.plan import PlannedRun
 from rollverify.study.status import (
     Progress,

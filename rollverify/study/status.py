@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rollverify.config.schema import Config
+from rollverify.checkpoint.run_folder import changed_settings
+from rollverify.config.tables import Config
 from rollverify.errors import ConfigError
 from rollverify.metrics.recorder import METRICS_FILE
-from rollverify.run_folder import changed_settings
 from rollverify.study.plan import PlannedRun
 
 START_UP_S = 40.0

@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollverify.study.statistics import Interval, Spread
+from rollverify.metrics.statistics import Interval, Spread
 
 NOTHING = "–"  # noqa: RUF001 (a dash is what a reader expects in an empty cell)
 

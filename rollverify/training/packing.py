@@ -7,17 +7,88 @@ Example: prompt [7, 8], response [5, 6]: tokens [7, 8, 5], targets [8, 5, 6], lo
 [False, True, True].
 """
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.rollout.routing import check_routed
-from rollverify.rollout.schema import ROUTING, num_tokens
-from rollverify.training.responses import flat
-from rollverify.training.row_assignment import assign_rows, even_row_tokens
+from rollverify.engine.model_folder import RoutingShape
+from rollverify.rollout.layout import flat
+from rollverify.rollout.trajectory import ROUTING, check_routed, num_tokens
+
+ReplayMode = Literal["off", "trainer", "engine"]
+"""Whose choice of experts the trainer repeats; see docs/routing_replay.md."""
+
+
+def spread_experts(num_tokens: int, routing: RoutingShape) -> Tensor:
+    """Experts for tokens that count for nothing, so that no expert gets them all.
+
+    Args:
+        num_tokens: T.
+        routing: layers L, experts per token K.
+
+    Returns:
+        [T, L, K] ids; within a layer each expert comes up equally often, or once more. 4 tokens, 4
+        experts and 2 per token give [0, 1], [2, 3], [0, 1], [2, 3] in each layer.
+
+    Source:
+        Our choice; fillers that all went to expert 0 would fill its rank's memory.
+    """
+    size = num_tokens * routing.experts_per_token
+    ids = (torch.arange(size) % routing.num_experts).view(num_tokens, 1, routing.experts_per_token)
+    return ids.to(routing.dtype).repeat(1, routing.num_layers, 1)
+
+
+def assign_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Put items into rows, longest first into the fullest row that has room.
+
+    Args:
+        lengths: tokens of each item, >= 0.
+        max_tokens: limit of a row; a longer item gets a row of its own.
+
+    Returns:
+        Lists of item indices, each ascending; depends on the lengths alone.
+
+    Source:
+        Best-fit decreasing bin packing.
+    """
+    rows: list[list[int]] = []
+    open_rows: list[tuple[int, int]] = []  # (room, row), least room first
+    for item in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        place = bisect.bisect_left(open_rows, (lengths[item], -1))
+        if place < len(open_rows):
+            room, row = open_rows.pop(place)
+        else:
+            room, row = max_tokens, len(rows)
+            rows.append([])
+        rows[row].append(item)
+        bisect.insort(open_rows, (room - lengths[item], row))
+    return [sorted(row) for row in rows]
+
+
+def even_row_tokens(total: int, max_tokens: int, rows_at_once: int) -> int:
+    """Limit of a row so that rows worked on side by side are equally long.
+
+    Args:
+        total: tokens of all rows.
+        max_tokens: of the rows worked on at the same time, together.
+        rows_at_once: how many these are, >= 1.
+
+    Returns:
+        At most `max_tokens` / `rows_at_once`, >= 1; half a percent above an equal share, because
+        items are whole.
+
+    Source:
+        Our choice.
+    """
+    limit = max(1, max_tokens // rows_at_once)
+    num_rows = rows_at_once * -(-total // (rows_at_once * limit))
+    return min(limit, total // num_rows + total // (200 * num_rows) + 1) if total else limit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,3 +330,85 @@ def _split(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Tenso
     """One dict per row."""
     parts = zip(*(column.split(sizes) for column in columns.values()), strict=True)
     return [dict(zip(columns, part, strict=True)) for part in parts]
+
+
+def filler_rows(number: int, routing: RoutingShape | None = None) -> list[TrajectoryRow]:
+    """Rows of one token without loss, for a rank that has fewer rows than another.
+
+    Args:
+        number: how many.
+        routing: gives them experts, spread evenly; None leaves the choice to the router.
+    """
+    zero = torch.zeros(1, dtype=torch.int64)
+    # One by one: `split` would make one empty part of none.
+    experts = [None] * number if routing is None else spread_experts(number, routing)[:, None]
+    return [
+        TrajectoryRow(
+            tokens=zero,
+            positions=zero,
+            targets=zero,
+            loss_mask=torch.zeros(1, dtype=torch.bool),
+            behavior_logprobs=torch.zeros(1),
+            anchor_logprobs=torch.full((1,), float("nan")),
+            policy_version=torch.full((1,), -1, dtype=torch.int32),
+            advantages=torch.zeros(1),
+            sequence_ids=zero - 1,
+            routed_experts=ids,
+        )
+        for ids in experts
+    ]
+
+
+def equalize_rows(
+    rows: list[TrajectoryRow],
+    group: dist.ProcessGroup | None = None,
+    device: str = "cpu",
+    routing: RoutingShape | None = None,
+) -> list[TrajectoryRow]:
+    """Append filler rows until every rank has as many as the rank with most.
+
+    FSDP gathers weights in every forward pass, so ranks that run different numbers wait forever.
+    Collective: yes, over `group`.
+
+    Args:
+        rows: this rank's rows.
+        group: data-parallel ranks; None means the world.
+        device: where the count is reduced.
+        routing: of the fillers, see `filler_rows`.
+
+    Returns:
+        The rows, then fillers; at least one row.
+    """
+    most = max(1, len(rows))
+    if dist.is_initialized():
+        most = _largest(most, group, device)
+    return rows + filler_rows(most - len(rows), routing)
+
+
+def fill_rows(
+    rows: Sequence[PackedRow],
+    group: dist.ProcessGroup,
+    device: str = "cpu",
+    routing: RoutingShape | None = None,
+) -> list[PackedRow]:
+    """Append filler rows for scoring; like `equalize_rows`, but none where no rank has a row.
+
+    Collective: yes, over `group`.
+
+    Args:
+        rows: this rank's rows.
+        group: data-parallel ranks.
+        device: where the count is reduced.
+        routing: of the fillers, see `filler_rows`.
+
+    Returns:
+        The rows, then fillers.
+    """
+    most = _largest(len(rows), group, device)
+    return [*rows, *filler_rows(most - len(rows), routing)]
+
+
+def _largest(count: int, group: dist.ProcessGroup | None, device: str) -> int:
+    largest = torch.tensor(count, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    return int(largest.item())

@@ -7,7 +7,7 @@ Knows nothing of rollouts or weight transfer.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -15,25 +15,84 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.algorithms.aggregation import (
+from rollverify.engine.model_folder import RoutingShape
+from rollverify.losses import REPORTS_GATE
+from rollverify.losses.advantages import CreditRule
+from rollverify.losses.aggregation import (
     AggregationMode,
     BatchCounts,
     Normalizer,
     count_batch,
     reduce_counts,
 )
-from rollverify.algorithms.losses import REPORTS_GATE
-from rollverify.algorithms.losses.weighted import second_moment_limit
-from rollverify.metrics.reduction import gather_values
-from rollverify.rollout.schema import stacked
-from rollverify.training.credit import CreditRule
-from rollverify.training.fillers import equalize_rows
-from rollverify.training.minibatches import Minibatch, assign_groups, with_given
-from rollverify.training.objective import Objective, RowGiven
-from rollverify.training.packing import TrajectoryRow, pack_trajectories, response_values
-from rollverify.training.routing import ReplayMode, RoutingShape
+from rollverify.losses.objective import Objective, RowGiven
+from rollverify.ranks import gather_values
+from rollverify.rollout.trajectory import stacked
+from rollverify.training.packing import (
+    ReplayMode,
+    TrajectoryRow,
+    equalize_rows,
+    pack_trajectories,
+    response_values,
+)
 from rollverify.training.step_metrics import StepSums
-from rollverify.training.trained_metrics import trained_metrics
+from rollverify.verification.metrics import trained_metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Minibatch:
+    """What one optimizer step is taken on, on this rank."""
+
+    members: list[TensorDict]
+    rows: list[TrajectoryRow]
+    normalizer: Normalizer
+    given: list[RowGiven]
+    """One per row."""
+
+
+def with_given(one: Minibatch, **values: Sequence[Tensor | float]) -> Minibatch:
+    """The minibatch with one more value per row.
+
+    Args:
+        one: left as it is.
+        values: by the name of a field of `RowGiven`, one per row.
+
+    Returns:
+        A new minibatch that shares the rest.
+    """
+    given = [
+        replace(given, **{name: value[i] for name, value in values.items()})
+        for i, given in enumerate(one.given)
+    ]
+    return replace(one, given=given)
+
+
+def assign_groups(
+    group_ids: Tensor, num_minibatches: int, data_group: dist.ProcessGroup | None
+) -> list[list[int]]:
+    """Places of each minibatch's trajectories: by group id, as many groups each.
+
+    Groups are counted over all ranks, so the number of ranks does not change a minibatch.
+
+    Args:
+        group_ids: [B] int64 of this rank's trajectories.
+        num_minibatches: optimizer steps.
+        data_group: ranks that hold different trajectories; None where there is one.
+
+    Returns:
+        Per minibatch, indices into `group_ids`.
+
+    Source:
+        Our choice; collective: yes, over `data_group`, with more than one minibatch.
+    """
+    if num_minibatches == 1:
+        return [list(range(len(group_ids)))]
+    every = group_ids
+    if data_group is not None:
+        every = gather_values([group_ids], data_group)[0]
+    order = every.unique(sorted=True)
+    number = torch.searchsorted(order, group_ids) * num_minibatches // max(1, len(order))
+    return [(number == part).nonzero().squeeze(1).tolist() for part in range(num_minibatches)]
 
 
 class Scorer(Protocol):
@@ -108,12 +167,7 @@ class PolicyUpdate:
             masked_in_denominator: whether tokens that the correction or the loss drops count in the
                 averages; False costs a scoring pass, since they must be known before the gradient.
             data_group: ranks that hold different trajectories; None where there is one.
-
-        Raises:
-            ValueError: if there is a KL term and no reference.
         """
-        if objective.kl_coefficient > 0.0 and reference is None:
-            raise ValueError("an objective with a KL term needs a reference")
         self._trainer = trainer
         self._objective = objective
         self._credit = credit
@@ -122,7 +176,7 @@ class PolicyUpdate:
         self._aggregation: AggregationMode = aggregation
         self._constant_length = constant_length
         self._num_minibatches = minibatches
-        self._reference = reference if objective.kl_coefficient > 0.0 else None
+        self._reference = reference if objective.kl.coefficient > 0.0 else None
         self._replay: ReplayMode = replay
         self._routing = routing
         self._masked_in_denominator = masked_in_denominator
@@ -149,7 +203,7 @@ class PolicyUpdate:
         """
         minibatches = self._with_scores(self._prepare(finished, policy_version))
         sums = StepSums(
-            has_gate=self._objective.loss_name in REPORTS_GATE,
+            has_gate=self._objective.loss.name in REPORTS_GATE,
             has_reference=self._reference is not None,
         )
         before: list[Tensor] = []
@@ -264,8 +318,7 @@ class PolicyUpdate:
         joined = torch.cat([torch.zeros(0), *squares])
         if self._data_group is not None:
             joined = gather_values([joined], self._data_group)[0]
-        limit = second_moment_limit(joined, self._objective.second_moment_threshold)
-        return with_given(one, limit=[limit] * len(one.rows))
+        return with_given(one, limit=[self._objective.limit_of(joined)] * len(one.rows))
 
     def _forward_backward(self, one: Minibatch, sums: StepSums) -> Tensor:
         """Gradients of one step; returns the members' log-probs before the iteration, [N]."""

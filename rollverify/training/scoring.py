@@ -12,16 +12,16 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
+from rollverify.engine.model_folder import RoutingShape
 from rollverify.errors import RolloutError
-from rollverify.rollout.schema import name_of
-from rollverify.training.fillers import fill_rows
+from rollverify.rollout.trajectory import name_of
 from rollverify.training.packing import (
     PackedRow,
+    fill_rows,
     pack_for_scoring,
     response_values,
     trajectory_values,
 )
-from rollverify.training.routing import RoutingShape
 
 
 class Scorer(Protocol):

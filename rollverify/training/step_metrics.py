@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
-from rollverify.algorithms.loss_diagnostics import RATIO_BUCKETS, effective_sample_frac
-from rollverify.metrics.reduction import reduce_metrics
-from rollverify.training.objective import RowLoss
+from rollverify.losses.diagnostics import RATIO_BUCKETS, effective_sample_frac
+from rollverify.losses.objective import RowLoss
+from rollverify.ranks import reduce_metrics
 
 _METRIC_OF_SUM = {
     "ratio": "train/ratio_mean",

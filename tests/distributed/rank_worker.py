@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rank_scenarios import MOE_SCENARIOS, SCENARIOS
+from support.rank_scenarios import MOE_SCENARIOS, SCENARIOS
 
 
 def main(folder: Path, names: list[str]) -> None:

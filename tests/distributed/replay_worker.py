@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from replay_scenarios import LAYOUTS, replay_scenario
+from support.replay_scenarios import LAYOUTS, replay_scenario
 
 
 def main(folder: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from engine_pair import generate, make_sync, request, tiny_engine
-from rank_scenarios import take_global_step, trainer_of
-from tiny_models import export, random_documents
+from support.engine_pair import generate, make_sync, request, tiny_engine
+from support.rank_scenarios import take_global_step, trainer_of
+from support.tiny_models import export, random_documents
 
 
 def main(folder: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from rank_scenarios import MOE_SCENARIOS
 from safetensors.torch import load_file
-from tiny_models import tiny_moe_folder
+from support.rank_scenarios import MOE_SCENARIOS
+from support.tiny_models import tiny_moe_folder
 
 pytestmark = pytest.mark.distributed
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from rank_scenarios import SCENARIOS
-from tiny_models import Reference, tiny_folder, tiny_llama_folder
+from support.rank_scenarios import SCENARIOS
+from support.tiny_models import Reference, tiny_folder, tiny_llama_folder
 
 pytestmark = pytest.mark.distributed
 

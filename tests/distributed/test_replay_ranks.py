@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from replay_scenarios import DENSE_LAYER, LAYOUTS, NUM_LAYERS, replay_scenario
-from tiny_models import tiny_moe_folder
+from support.replay_scenarios import DENSE_LAYER, LAYOUTS, NUM_LAYERS, replay_scenario
+from support.tiny_models import tiny_moe_folder
 
 pytestmark = pytest.mark.distributed
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_pair import PARITY_TOLERANCE
-from tiny_models import Reference, tiny_folder
+from support.engine_pair import PARITY_TOLERANCE
+from support.tiny_models import Reference, tiny_folder
 
 pytestmark = [pytest.mark.distributed, pytest.mark.vllm]
 

@@ -5,9 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from torchtitan_ext.cpu_backend import install_cpu_backend
-
-install_cpu_backend()
 # The trainer loads vLLM's kernels; its own logging would stay on for all tests that follow.
 os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
 

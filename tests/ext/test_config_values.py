@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import tiny_config, tiny_llama_config, tiny_moe_config
+from support.tiny_models import tiny_config, tiny_llama_config, tiny_moe_config
 
-from rollverify.dry_run import main
-from torchtitan_ext.hf_config import ModelFolderError, read_hf_config
-from torchtitan_ext.model_specs import model_spec_from_hf
+from rollverify.dry_run.check import main
+from torchtitan_ext.models.hf_config import ModelFolderError, read_hf_config
+from torchtitan_ext.models.specs import model_spec_from_hf
 
 MAKERS = {"qwen3": tiny_config, "qwen3_moe": tiny_moe_config, "llama": tiny_llama_config}
 SIZES = [

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny_models import tiny_config, tiny_folder, tiny_llama_folder, tiny_moe_config
+from support.tiny_models import tiny_config, tiny_folder, tiny_llama_folder, tiny_moe_config
 
-from rollverify.dry_run import main
+from rollverify.dry_run.check import main
 
 CONFIGS = Path(__file__).resolve().parents[2] / "train_configs"
 SMALL = ["--rollout.max-prompt-tokens", "8", "--rollout.max-response-tokens", "56"]

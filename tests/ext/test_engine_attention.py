@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchtitan_ext.cpu_backend import uses_cpu
-from torchtitan_ext.decoder_parts import norm_config
-from torchtitan_ext.engine_attention import PAGE_TOKENS, paged_documents
-from torchtitan_ext.engine_kernels import attends_heads_of, can_use_kernels, engine_kernels
+from torchtitan_ext.cpu.backend import uses_cpu
+from torchtitan_ext.cpu.kernels import attends_heads_of, can_use_kernels, engine_kernels
+from torchtitan_ext.cpu.scoring_attention import PAGE_TOKENS, paged_documents
+from torchtitan_ext.models.decoder import norm_config
 
 pytestmark = pytest.mark.skipif(not uses_cpu(), reason="the kernels are of vLLM's CPU build")
 

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import FakeEngine
+from support.fakes import FakeEngine
 
+from rollverify.build import make_evaluation
 from rollverify.config.load import load_config
-from rollverify.parts import make_evaluation
 from rollverify.rewards import ANSWERS
 from rollverify.rollout.prompt_queue import EncodedPrompt
 

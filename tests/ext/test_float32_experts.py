@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchtitan.models.common.moe import GroupedExperts
 
-from torchtitan_ext.float32_experts import Float32Experts, float32_experts
+from torchtitan_ext.cpu.experts import Float32Experts, float32_experts
 
 DIM, HIDDEN = 8, 6
 COUNTS = [3, 0, 4]  # expert 1 gets nothing

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import (
+from support.tiny_models import (
     Reference,
     export,
     full_gradients,

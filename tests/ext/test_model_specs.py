@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import tiny_config, tiny_llama_config, tiny_moe_config
+from support.tiny_models import tiny_config, tiny_llama_config, tiny_moe_config
 from torchtitan.distributed import ParallelDims
 
-from torchtitan_ext.model_specs import (
+from torchtitan_ext.models.specs import (
     ModelFolderError,
     check_expert_shards,
     model_spec_from_hf,

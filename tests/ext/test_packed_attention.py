@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 
-from torchtitan_ext.packed_attention import PackedSDPA, bucket_documents, packed_sdpa
+from torchtitan_ext.cpu.attention import PackedSDPA, bucket_documents, packed_sdpa
 
 HEAD_DIM = 8
 # Scores and outputs of size 1 in float32: products of at most 130 terms, error near 1e-6.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import (
+from support.tiny_models import (
     Reference,
     export,
     full_gradients,

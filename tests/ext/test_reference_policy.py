@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import (
+from support.tiny_models import (
     full_parameters,
     packed_row,
     random_documents,

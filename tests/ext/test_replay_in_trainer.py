@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import (
+from support.tiny_models import (
     PackedRow,
     Reference,
     full_gradients,

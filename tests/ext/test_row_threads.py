@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import (
+from support.tiny_models import (
     packed_row,
     random_documents,
     take_steps,
@@ -16,7 +16,7 @@ from tiny_models import (
 )
 from torch import Tensor
 
-from torchtitan_ext.cpu_backend import uses_cpu
+from torchtitan_ext.cpu.backend import uses_cpu
 from torchtitan_ext.packed_rows import PackedRow
 from torchtitan_ext.policy_trainer import PolicyTrainer
 

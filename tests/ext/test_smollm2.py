@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import Reference, export, packed_row, tiny_trainer
+from support.tiny_models import Reference, export, packed_row, tiny_trainer
 from tokenizers import Tokenizer
 
-from rollverify import prepare_smollm2
+from scripts import prepare_smollm2
 
 NEEDED = (prepare_smollm2.PACKAGE, *prepare_smollm2.READERS)
 pytestmark = [

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from engine_pair import Pair, make_pair
+from support.engine_pair import Pair, make_pair
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])

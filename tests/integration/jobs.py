@@ -40,9 +40,9 @@ SETTINGS = {
 }
 
 _LAUNCH = (
-    "import sys; from rollverify.launch import Modules, launch; "
+    "import sys; from rollverify.launch.launcher import Modules, launch; "
     "sys.exit(launch(sys.argv[2:], int(sys.argv[1]), needs_prepare=True, "
-    "modules=Modules(train='killed_train')))"
+    "modules=Modules(train='support.killed_train')))"
 )
 
 
@@ -129,7 +129,7 @@ def in_flight(
     folder: Path, rank: int, step: int = STEPS
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Every array of a rank's unfinished trajectories after a step, and its books."""
-    from rollverify.rollout.rank_file import load_rank_file
+    from rollverify.checkpoint.rank_file import load_rank_file
 
     path = folder / "checkpoints" / f"step-{step}" / f"rollout-{rank}.safetensors"
     trajectories, values = load_rank_file(path)

@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_pair import MAX_NUM_SEQS, tiny_engine
-from scripted_engine import parts_with
-from tiny_models import tiny_folder
+from support.engine_pair import MAX_NUM_SEQS, tiny_engine
+from support.scripted_engine import parts_with
+from support.tiny_models import tiny_folder
 
 from rollverify.config.load import load_config
 from rollverify.data.prompts import Prompt, write_jsonl
-from rollverify.evaluate_model import evaluate_model
+from rollverify.engine.model_folder import read_model_folder
 from rollverify.evaluation.records import RECORDS_FILE, ProblemRecord, RecordFile, read_records
+from rollverify.evaluation.stage import Evaluation
 from rollverify.evaluation.summary import summarize
-from rollverify.inputs import load_encoded, read_model_folder
+from rollverify.evaluation.worker import evaluate_model
 from rollverify.rewards import REWARDS
-from rollverify.stages.evaluation import Evaluation
-from rollverify.tasks.tokenizer import EOS_ID, save_tokenizer
+from rollverify.rollout.inputs import load_encoded
+from rollverify.toy.tokenizer import EOS_ID, save_tokenizer
 
 pytestmark = pytest.mark.vllm
 
@@ -61,7 +62,7 @@ def engine(started: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The shared engine as a new one would be, and as what an evaluation starts."""
     started.reset_prefix_cache()
     monkeypatch.setattr(started, "close", lambda: None)
-    monkeypatch.setitem(sys.modules, "rollverify.parts", parts_with(started))
+    monkeypatch.setitem(sys.modules, "rollverify.build", parts_with(started))
     monkeypatch.setitem(REWARDS, "exact_answer", has_even_length)
     return started
 

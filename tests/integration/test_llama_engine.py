@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_pair import MAX_MODEL_LEN, PARITY_TOLERANCE, Pair, generate, pair_of, request
-from tiny_models import Reference, export, random_documents, take_steps, tiny_llama_folder
+from support.engine_pair import MAX_MODEL_LEN, PARITY_TOLERANCE, Pair, generate, pair_of, request
+from support.tiny_models import Reference, export, random_documents, take_steps, tiny_llama_folder
 
 pytestmark = pytest.mark.vllm
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chained_train import THEN
 from integration.jobs import (
     ROOT,
     SETTINGS,
@@ -25,10 +24,10 @@ from integration.jobs import (
     records,
     start,
 )
+from support.chained_train import THEN
 
-from rollverify.rollout.rank_file import load_rank_file
-from rollverify.rollout.routing import is_routed
-from rollverify.rollout.schema import ROUTING
+from rollverify.checkpoint.rank_file import load_rank_file
+from rollverify.rollout.trajectory import ROUTING, is_routed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -44,9 +43,9 @@ PARITY = 1e-5
 """Float32 on both sides, the same experts: the bound for the log-probs of sampled tokens."""
 
 _CHAIN = (
-    "import sys; from rollverify.launch import Modules, launch; "
+    "import sys; from rollverify.launch.launcher import Modules, launch; "
     "sys.exit(launch(sys.argv[1:], 1, needs_prepare=False, "
-    "modules=Modules(train='chained_train')))"
+    "modules=Modules(train='support.chained_train')))"
 )
 
 

@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_pair import MAX_MODEL_LEN, PARITY_TOLERANCE, Pair, pair_of
-from moe_models import NUM_EXPERTS, NUM_LAYERS, TOP_K, MoeReference, moe_folder
+from support.engine_pair import MAX_MODEL_LEN, PARITY_TOLERANCE, Pair, pair_of
+from support.moe_models import NUM_EXPERTS, NUM_LAYERS, TOP_K, MoeReference, moe_folder
+from support.tiny_models import VOCAB_SIZE
+from support.verified_run import ZERO_AGE_LIMIT, Run, scorer_of, update
 from tensordict import TensorDict
-from tiny_models import VOCAB_SIZE
 from torch import Tensor
-from verified_run import ZERO_AGE_LIMIT, Run, scorer_of, update
 
-from rollverify.rollout.routing import is_routed
-from rollverify.rollout.schema import ROUTING
-from rollverify.state import StepState
-from rollverify.training.routing import RoutingShape
+from rollverify.engine.model_folder import RoutingShape
+from rollverify.hooks import StepState
+from rollverify.rollout.trajectory import ROUTING, is_routed
 from torchtitan_ext.hf_folder import write_hf_folder
 
 pytestmark = pytest.mark.vllm

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_pair import Pair, make_pair
-from verified_run import ZERO_AGE_LIMIT, Run, update
+from support.engine_pair import Pair, make_pair
+from support.verified_run import ZERO_AGE_LIMIT, Run, update
 
-from rollverify.rollout.schema import Status
+from rollverify.rollout.trajectory import Status
 
 pytestmark = pytest.mark.vllm
 

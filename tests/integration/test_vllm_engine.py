@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_pair import (
+from support.engine_pair import (
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     PARITY_TOLERANCE,
@@ -16,11 +16,11 @@ from engine_pair import (
     request,
     tiny_engine,
 )
-from tiny_models import EOS_ID, VOCAB_SIZE, Reference, random_documents, tiny_folder
+from support.tiny_models import EOS_ID, VOCAB_SIZE, Reference, random_documents, tiny_folder
 
+from rollverify.engine.vllm_cpu import cpu_threads
+from rollverify.engine.vllm_outputs import finished_completion
 from rollverify.errors import ConfigError, RolloutError
-from rollverify.rollout.host_process import cpu_threads
-from rollverify.rollout.vllm_outputs import finished_completion
 
 pytestmark = pytest.mark.vllm
 

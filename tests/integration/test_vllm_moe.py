@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_pair import (
+from support.engine_pair import (
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     PARITY_TOLERANCE,
@@ -17,13 +17,20 @@ from engine_pair import (
     request,
     tiny_engine,
 )
-from moe_models import DENSE_LAYER, NUM_LAYERS, TOP_K, MoeReference, folder_weights, moe_folder
-from tiny_models import tiny_folder
+from support.moe_models import (
+    DENSE_LAYER,
+    NUM_LAYERS,
+    TOP_K,
+    MoeReference,
+    folder_weights,
+    moe_folder,
+)
+from support.tiny_models import tiny_folder
 
+from rollverify.engine.engine import Completion, GenerationRequest
+from rollverify.engine.vllm_cpu import _load_packed, load_experts_packed
+from rollverify.engine.weight_sync import WeightSync
 from rollverify.errors import ConfigError, WeightSyncError
-from rollverify.rollout.engine import Completion, GenerationRequest
-from rollverify.rollout.vllm_cpu import _load_packed, load_experts_packed
-from rollverify.rollout.weight_sync import WeightSync
 
 pytestmark = pytest.mark.vllm
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="experts are packed on CPUs only")

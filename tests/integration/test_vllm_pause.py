@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_pair import (
+from support.engine_pair import (
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     PARITY_TOLERANCE,
@@ -14,10 +14,10 @@ from engine_pair import (
     request,
     tiny_engine,
 )
-from tiny_models import EOS_ID, Reference, random_documents, tiny_folder
+from support.tiny_models import EOS_ID, Reference, random_documents, tiny_folder
 
+from rollverify.engine.engine import Completion, GenerationRequest
 from rollverify.errors import RolloutError
-from rollverify.rollout.engine import Completion, GenerationRequest
 
 pytestmark = pytest.mark.vllm
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_pair import PARITY_TOLERANCE, Pair, generate, request
-from tiny_models import Reference, export, full_parameters, random_documents, take_steps
+from support.engine_pair import PARITY_TOLERANCE, Pair, generate, request
+from support.tiny_models import Reference, export, full_parameters, random_documents, take_steps
 from torch import Tensor
 
+from rollverify.engine.weight_sync import WeightSync
 from rollverify.errors import RolloutError, StaleWeightsError, WeightSyncError
-from rollverify.rollout.weight_sync import WeightSync
 
 pytestmark = pytest.mark.vllm
 

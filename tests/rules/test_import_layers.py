@@ -1,117 +1,90 @@
-"""Who may import whom. Packages below know nothing of those above, nor of the config."""
+"""Who may import whom: one direction, floor by floor, and each big library in its one place."""
 
 import ast
 import sys
-from pathlib import Path
+from graphlib import CycleError, TopologicalSorter
 
-import pytest
 from rules.repository import ROOT, name_of, parsed, python_files
 
-COMPOSITION = {
-    "rollverify/build.py",
-    "rollverify/dry_run.py",
-    "rollverify/parts.py",
-    "rollverify/rollout_parts.py",
-    "rollverify/run.py",
-    "rollverify/supervised.py",
-}
-"""The only modules that may know torchtitan_ext; the last trains the base model."""
+FLOORS = [
+    "errors",
+    "log",
+    "files",
+    "hooks",
+    "config",
+    "ranks",
+    "torchtitan_ext",
+    "data",
+    "rewards",
+    "engine",
+    "rollout",
+    "losses",
+    "training",
+    "metrics",
+    "verification",
+    "checkpoint",
+    "toy",
+    "dry_run",
+    "launch",
+    "evaluation",
+    "run",
+    "build",
+    "train",
+    "evaluate",
+    "study",
+]
+"""Packages and loose modules from the ground up; each imports from itself and from below."""
 
-OWN = {
-    "config": {"errors"},
-    "algorithms": {"errors"},
-    "rollout": {"environment", "errors", "log"},
-    "data": {"errors", "files", "log"},
-    "rewards": {"data", "errors", "log"},
-    "tasks": {"data", "errors"},
-    "training": {
-        "algorithms",
-        "rollout.routing",
-        "rollout.schema",
-        "metrics.reduction",
-        "errors",
-        "log",
-    },
-    "metrics": {"state", "errors", "log", "rollout.schema"},
-    "evaluation": {"data.prompts", "errors", "metrics.table", "rollout", "study.statistics"},
-    "stages": {
-        "algorithms",
-        "evaluation.records",
-        "evaluation.requests",
-        "evaluation.statistics",
-        "evaluation.summary",
-        "rollout",
-        "training",
-        "rewards",
-        "hooks",
-        "state",
-        "metrics",
-        "errors",
-    },
-    "study": {
-        "config",
-        "errors",
-        "metrics.audit_log",
-        "metrics.names",
-        "metrics.recorder",
-        "metrics.slot_log",
-        "run_folder",
-        "shutdown",
-    },
-    "errors.py": set(),
-    "files.py": set(),
-    "state.py": {"rollout.schema"},
-    "hooks.py": {"metrics.names", "state", "errors"},
-    "log.py": set(),
-    "environment.py": set(),
-    "train.py": {"build", "environment", "errors", "hooks", "log", "shutdown", "state"},
-}
-"""What a package or module may import of `rollverify`, besides itself."""
+CONFIG = {"rollverify.toy.settings"}
+"""Modules of a higher floor that belong to the config: tables that live with their feature."""
 
-OUTSIDE = {
-    "config": {"tomli", "tyro"},
-    "algorithms": {"torch"},
-    "rollout": {"torch", "tensordict", "vllm", "safetensors"},
-    "data": {"torch", "torchdata", "tokenizers", "transformers", "datasets", "pyarrow"},
-    "rewards": {"latex2sympy2_extended", "math_verify", "sympy"},
-    "evaluation": set(),
-    "tasks": {"tokenizers"},
-    "training": {"torch", "tensordict"},
-    "metrics": {"torch", "tqdm"},
-    "stages": {"torch", "tensordict"},
-    "study": {"matplotlib", "tomli"},
-    "errors.py": set(),
-    "files.py": set(),
-    "state.py": {"tensordict"},
-    "hooks.py": set(),
-    "train.py": set(),
-    "launch.py": set(),
-    "run_folder.py": set(),
-    "processes.py": set(),
-    "shutdown.py": set(),
-    "environment.py": set(),
-}
-"""What it may import besides the standard library and `rollverify`."""
+MATHEMATICS = [
+    "rollverify/verification/ops.py",
+    "rollverify/verification/prefix.py",
+    "rollverify/losses/aggregation.py",
+    "rollverify/losses/clipped.py",
+    "rollverify/losses/corrections.py",
+    "rollverify/losses/diagnostics.py",
+    "rollverify/losses/inputs.py",
+    "rollverify/losses/sequence.py",
+    "rollverify/losses/weighted.py",
+]
+"""Formulas of the papers: torch, the errors, their own tables and each other, nothing else."""
 
 ONE_PLACE = {
     "vllm": {
-        "rollverify/rollout/vllm_engine.py",
-        "rollverify/rollout/vllm_cpu.py",
-        "torchtitan_ext/engine_kernels.py",
+        "rollverify/engine/vllm_cpu.py",
+        "rollverify/engine/vllm_engine.py",
+        "torchtitan_ext/cpu/kernels.py",
     },
     "tensorboard": {"rollverify/metrics/recorder.py"},
     "torchdata": {"rollverify/data/loader.py"},
     "math_verify": {"rollverify/rewards/math_symbolic.py"},
     "matplotlib": {"rollverify/study/plots.py"},
-    "datasets": {"rollverify/data/rows.py"},
-    "pyarrow": {"rollverify/data/rows.py"},
 }
 
 
+def modules() -> dict[str, ast.Module]:
+    """Syntax tree of every product module by its dotted name."""
+    files = python_files("rollverify", "torchtitan_ext")
+    names = [name_of(file).removesuffix(".py").removesuffix("/__init__") for file in files]
+    return {name.replace("/", "."): parsed(file) for name, file in zip(names, files, strict=True)}
+
+
+def for_types_only(tree: ast.Module) -> set[ast.AST]:
+    """Imports that only a type checker makes."""
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    checked = [block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"]
+    return {node for block in checked for node in block.body}
+
+
 def imports_in(tree: ast.Module) -> set[str]:
-    """Dotted names of all imported modules and of what is imported from them."""
+    """Dotted names of all modules imported at run time and of what is imported from them."""
     found: set[str] = set()
+    skipped = for_types_only(tree)
     for node in ast.walk(tree):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -120,92 +93,103 @@ def imports_in(tree: ast.Module) -> set[str]:
     return found
 
 
-def is_within(name: str, allowed: set[str]) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in allowed)
-
-
-def own_violations(place: str, tree: ast.Module) -> set[str]:
-    """Imports of `rollverify` that a package or module must not make."""
-    allowed = {f"rollverify.{name}" for name in OWN[place] | {place.removesuffix(".py")}}
-    own = {name for name in imports_in(tree) if name.split(".")[0] == "rollverify"}
-    return {name for name in own if not is_within(name, allowed)}
-
-
-def outside_violations(place: str, tree: ast.Module) -> set[str]:
-    """Imports from elsewhere that it must not make."""
-    tops = {name.split(".")[0] for name in imports_in(tree)}
-    return tops - sys.stdlib_module_names - OUTSIDE[place] - {"rollverify"}
-
-
-def files_of(place: str) -> list[Path]:
-    path = ROOT / "rollverify" / place
-    files = [path] if path.suffix else python_files(f"rollverify/{place}")
-    return [one for one in files if name_of(one) not in COMPOSITION]
-
-
-@pytest.mark.parametrize("place", OWN)
-def test_a_layer_imports_only_what_lies_below_it(place):
-    found = {name_of(one): own_violations(place, parsed(one)) for one in files_of(place)}
-    assert {name: bad for name, bad in found.items() if bad} == {}
-
-
-@pytest.mark.parametrize("place", OUTSIDE)
-def test_a_layer_needs_only_its_own_libraries(place):
-    found = {name_of(one): outside_violations(place, parsed(one)) for one in files_of(place)}
-    assert {name: bad for name, bad in found.items() if bad} == {}
-
-
-@pytest.mark.parametrize("library", ONE_PLACE)
-def test_a_library_has_one_place(library):
-    found = {
-        name_of(path)
-        for path in python_files("rollverify", "torchtitan_ext")
-        if any(library in name.split(".") for name in imports_in(parsed(path)))
+def own_imports(tree: ast.Module, known: set[str]) -> set[str]:
+    """The product's modules among the imports."""
+    names = imports_in(tree)
+    return {name for name in names if name in known} | {
+        name.rpartition(".")[0]
+        for name in names
+        if name not in known and name.rpartition(".")[0] in known
     }
-    assert found == ONE_PLACE[library]
+
+
+def floor_of(module: str) -> int:
+    if module in CONFIG:
+        return FLOORS.index("config")
+    top, _, rest = module.partition(".")
+    place = top if top == "torchtitan_ext" else rest.split(".")[0]
+    return FLOORS.index(place) if place else -1
+
+
+def upward_arrows(trees: dict[str, ast.Module]) -> list[str]:
+    return [
+        f"{module} -> {target}"
+        for module, tree in trees.items()
+        for target in sorted(own_imports(tree, set(trees)))
+        if floor_of(target) > floor_of(module)
+    ]
+
+
+def test_imports_go_down():
+    assert upward_arrows(modules()) == []
+
+
+def test_no_imports_go_round_in_circles():
+    trees = modules()
+    arrows = {module: own_imports(tree, set(trees)) - {module} for module, tree in trees.items()}
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_the_mathematics_imports_torch_only():
+    trees = modules()
+    allowed = {
+        "torch",
+        "rollverify.errors",
+        "rollverify.config.losses",
+        "rollverify.rollout.layout",
+    }
+    pure = {name.removesuffix(".py").replace("/", ".") for name in MATHEMATICS}
+    for module in pure:
+        outside = {n.split(".")[0] for n in imports_in(trees[module])} - {"rollverify"}
+        assert outside - sys.stdlib_module_names <= allowed, module
+        assert own_imports(trees[module], set(trees)) <= allowed | pure, module
+
+
+def test_a_library_has_one_place():
+    trees = {name_of(path): parsed(path) for path in python_files("rollverify", "torchtitan_ext")}
+    for library, places in ONE_PLACE.items():
+        users = {
+            name
+            for name, tree in trees.items()
+            if any(library in used.split(".") for used in imports_in(tree))
+        }
+        assert users == places, library
 
 
 def test_torchtitan_is_known_to_torchtitan_ext_only():
-    users = [
-        name_of(path)
-        for path in python_files("rollverify")
-        if any(is_within(name, {"torchtitan"}) for name in imports_in(parsed(path)))
-    ]
-    assert users == []
+    for module, tree in modules().items():
+        if module.startswith("rollverify"):
+            assert not any(n.split(".")[0] == "torchtitan" for n in imports_in(tree)), module
 
 
-def test_torchtitan_ext_is_known_to_the_composition_only():
-    users = {
-        name_of(path)
-        for path in python_files("rollverify")
-        if any(is_within(name, {"torchtitan_ext"}) for name in imports_in(parsed(path)))
-    }
-    assert users == COMPOSITION
-
-
-def test_torchtitan_ext_knows_nothing_of_rollverify():
+def test_torchtitan_ext_stands_alone():
     libraries = {"torch", "torchtitan", "safetensors", "torchtitan_ext", "vllm"}
     for path in python_files("torchtitan_ext"):
         tops = {name.split(".")[0] for name in imports_in(parsed(path))}
         assert tops - sys.stdlib_module_names <= libraries, name_of(path)
 
 
-def test_every_package_has_a_layer():
-    packages = {path.parent.name for path in (ROOT / "rollverify").glob("*/__init__.py")}
-    assert packages <= OWN.keys() and packages <= OUTSIDE.keys()
+def test_the_config_needs_no_torch():
+    heavy = {"torch", "vllm", "transformers", "datasets", "tensordict"}
+    for module, tree in modules().items():
+        if module.startswith("rollverify.config") or module in CONFIG:
+            assert not {n.split(".")[0] for n in imports_in(tree)} & heavy, module
 
 
 def test_unit_tests_need_neither_vllm_nor_torchtitan():
-    heavy = {"vllm", "torchtitan", "torchtitan_ext", "rollverify.build", "rollverify.parts"}
-    for path in [*python_files("tests/unit"), ROOT / "tests" / "fakes.py"]:
-        used = {name for name in imports_in(parsed(path)) if is_within(name, heavy)}
-        assert used == set(), name_of(path)
+    heavy = ("vllm", "torchtitan", "torchtitan_ext", "rollverify.build")
+    for path in [*python_files("tests/unit"), ROOT / "tests" / "support" / "fakes.py"]:
+        names = imports_in(parsed(path))
+        used = [n for n in names if any(f"{n}.".startswith(f"{top}.") for top in heavy)]
+        assert used == [], name_of(path)
 
 
-def test_violations_are_found():
-    tree = ast.parse("from rollverify import run_folder\nimport rollverify.config.schema, yaml\n")
-    assert own_violations("rollout", tree) == {"rollverify.run_folder", "rollverify.config.schema"}
-    assert outside_violations("rollout", tree) == {"yaml"}
-    nested = ast.parse("def f():\n    from rollverify.rollout.engine import X\n")
-    assert own_violations("training", nested) == {"rollverify.rollout.engine.X"}
-    assert own_violations("stages", nested) == set()
+def test_an_arrow_upwards_is_found():
+    trees = {
+        "rollverify.config.load": ast.parse("def f():\n    from rollverify.train import main\n"),
+        "rollverify.train": ast.parse("from rollverify.config.load import load_config\n"),
+    }
+    assert upward_arrows(trees) == ["rollverify.config.load -> rollverify.train"]

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from rules.repository import files_below, name_of
 
 # Put together, so that this file does not break its own rule.
@@ -13,15 +12,11 @@ HOSTS = re.compile("|".join(["py" + r"pi\.org", "python" + "hosted", r"proxy\.go
 FILES = [path for path in files_below() if path.suffix not in (".png", ".safetensors")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_absolute_path_of_a_machine(path):
-    text = path.read_text(encoding="utf-8")
-    assert [match.group() for match in PATHS.finditer(text)] == []
-
-
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_package_registry(path):
-    assert HOSTS.search(path.read_text(encoding="utf-8")) is None
+def test_no_machine_and_no_package_registry_is_named():
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert [match.group() for match in PATHS.finditer(text)] == [], name_of(path)
+        assert HOSTS.search(text) is None, name_of(path)
 
 
 def test_paths_and_hosts_are_found():

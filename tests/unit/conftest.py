@@ -1,5 +1,6 @@
 """Fixtures shared by the unit tests."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -9,7 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from rollverify.log import _LIBRARY_LOGGERS, _OWN_LOGGERS
+
 WORKER_TIMEOUT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def restore_logging() -> Iterator[None]:
+    """Leave the process's handlers and levels as they were: programs under test set them up."""
+    root = logging.getLogger()
+    loggers = [root, *(logging.getLogger(name) for name in (*_OWN_LOGGERS, *_LIBRARY_LOGGERS))]
+    handlers, levels = list(root.handlers), [logger.level for logger in loggers]
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ import logging
 
 import pytest
 
-from rollverify.hooks import HookPoint, HookRegistry
+from rollverify.hooks import HookPoint, HookRegistry, StepState
 from rollverify.metrics.names import is_declared
-from rollverify.state import StepState
 
 
 @pytest.fixture

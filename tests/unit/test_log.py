@@ -13,18 +13,9 @@ NAMES = ("rollverify", "torchtitan_ext", "__main__", "torchtitan", "vllm", "tran
 
 
 @pytest.fixture(autouse=True)
-def restore_logging(monkeypatch):
-    """Leave the process's loggers and environment as they were."""
+def variables(monkeypatch):
     monkeypatch.delenv("ROLLVERIFY_DEBUG", raising=False)
     monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "0")
-    root = logging.getLogger()
-    handlers, levels = list(root.handlers), {name: logging.getLogger(name).level for name in NAMES}
-    root_level = root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(root_level)
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 def lines(capsys) -> list[str]:

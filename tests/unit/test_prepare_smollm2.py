@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollverify import prepare_smollm2
 from rollverify.errors import ConfigError
+from scripts import prepare_smollm2
 
 
 @pytest.fixture

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fakes import FakeEngine
+from support.fakes import FakeEngine
 
+from rollverify.checkpoint.checkpoint import Checkpointing
 from rollverify.config.load import load_config
 from rollverify.errors import EngineFailedError, NoSignalError
-from rollverify.hooks import HookPoint, HookRegistry
+from rollverify.hooks import HookPoint, HookRegistry, StepState
 from rollverify.metrics.recorder import Recorder
 from rollverify.run import Run
-from rollverify.stages.checkpointing import Checkpointing
-from rollverify.state import StepState
 from rollverify.train import train, train_to_end
 
 pytestmark = pytest.mark.usefixtures("process_group")

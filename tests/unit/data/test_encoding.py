@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from rollverify.data.encoding import encode_prompts
 from rollverify.data.prompts import Prompt, PromptSet
 from rollverify.errors import DataError
-from rollverify.tasks.tokenizer import build_tokenizer
+from rollverify.toy.tokenizer import build_tokenizer
 
 
 def set_of(*texts):

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from rollverify.config.data_rules import TEMPLATE_NAMES
+from rollverify.config.rules import TEMPLATE_NAMES
 from rollverify.data.templates import TEMPLATES, ChatTemplate, fill, read_chat_template, unfill
 from rollverify.errors import ConfigError, DataError
-from rollverify.tasks.tokenizer import save_tokenizer
+from rollverify.toy.tokenizer import save_tokenizer
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

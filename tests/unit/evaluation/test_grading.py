@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from rollverify.engine.engine import Completion
 from rollverify.evaluation.grading import BackgroundGrading
 from rollverify.evaluation.records import ProblemRecord, ResponseRecord
-from rollverify.rollout.engine import Completion
 
 LIMIT_S = 30.0
 

@@ -6,7 +6,7 @@ import pytest
 from unit.evaluation.examples import problem, response
 
 from rollverify.evaluation.summary import compare, summarize
-from rollverify.study.statistics import wilson
+from rollverify.metrics.statistics import wilson
 
 # Right answer "a". Greedy: 1 of 2. Samples: 3 of 4 and 1 of 4.
 FIRST = problem(0, "a", ["a", "a", "b", "a"])

@@ -10,7 +10,7 @@ from rollverify.evaluation.tables import (
     overlap_line,
     two_model_table,
 )
-from rollverify.study.statistics import Interval
+from rollverify.metrics.statistics import Interval
 
 SHARE = Estimate(value=0.5, interval=Interval(0.25, 0.75))
 TOKENS = Estimate(value=12.34)

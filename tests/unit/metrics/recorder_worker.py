@@ -8,8 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+from rollverify.hooks import StepState
 from rollverify.metrics.recorder import Recorder
-from rollverify.state import StepState
 
 
 def main() -> None:

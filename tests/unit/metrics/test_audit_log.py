@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollverify.metrics.audit_log import CUTS_FILE, AuditLog
+from rollverify.metrics.json_lines import CUTS_FILE, AuditLog
 
 
 def cuts_in(folder) -> list[dict]:

@@ -5,10 +5,9 @@ import re
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-from rollverify.metrics.charts import CHARTS, layout
+from rollverify.hooks import StepState
 from rollverify.metrics.names import METRICS, is_declared
-from rollverify.metrics.recorder import Recorder
-from rollverify.state import StepState
+from rollverify.metrics.recorder import CHARTS, Recorder, layout
 
 KEYS = [key for charts in CHARTS.values() for keys in charts.values() for key in keys]
 

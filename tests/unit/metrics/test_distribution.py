@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollverify.metrics.distribution import distribution
+from rollverify.metrics.rollout import distribution
 
 
 def test_five_counts():

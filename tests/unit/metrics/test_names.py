@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from rollverify.metrics.names import METRICS, hook_time_key, is_declared, phase_time_key
+from rollverify.hooks import hook_time_key
+from rollverify.metrics.names import METRICS, is_declared, phase_time_key
 
 
 def test_every_key_has_form_unit_and_meaning():

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rollverify.hooks import StepState
 from rollverify.metrics.recorder import Recorder, console_line
-from rollverify.state import StepState
 
 
 @pytest.fixture

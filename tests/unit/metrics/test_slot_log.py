@@ -2,7 +2,7 @@
 
 import json
 
-from rollverify.metrics.slot_log import SLOTS_FILE, SlotLog
+from rollverify.metrics.json_lines import SLOTS_FILE, SlotLog
 
 
 def lines_in(folder) -> list[dict]:

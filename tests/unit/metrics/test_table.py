@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollverify.metrics.table import summary_table
+from rollverify.metrics.report import summary_table
 
 
 def test_columns_are_aligned_under_the_header():

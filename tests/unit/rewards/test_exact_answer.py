@@ -9,8 +9,8 @@ from rollverify.data.prompts import Prompt, load_prompts, write_jsonl
 from rollverify.errors import DataError
 from rollverify.rewards import REWARDS
 from rollverify.rewards.exact_answer import exact_answer
-from rollverify.tasks.permutation_chain import PermutationChain
-from rollverify.tasks.tokenizer import EOS_ID, build_tokenizer
+from rollverify.toy.task import PermutationChain
+from rollverify.toy.tokenizer import EOS_ID, build_tokenizer
 
 
 def prompt(answer="0k", text="Fk2="):

@@ -15,7 +15,7 @@ from rollverify.rewards.worker_pool import WorkerPool
 SCRIPT = """
 import threading, time
 from rollverify.rewards.worker_pool import WorkerPool
-pool = WorkerPool("tests.hostile_worker", num_workers=1, time_out_s=300.0)
+pool = WorkerPool("tests.support.hostile_worker", num_workers=1, time_out_s=300.0)
 pool.ask({"gold": "", "answer": "fine"})
 {busy}threading.Thread(target=pool.ask, args=({"gold": "", "answer": "loop"},), daemon=True).start()
 time.sleep(0.5)
@@ -26,7 +26,7 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = WorkerPool("tests.hostile_worker", num_workers=1, time_out_s=1.0)
+    pool = WorkerPool("tests.support.hostile_worker", num_workers=1, time_out_s=1.0)
     yield pool
     pool.close()
 

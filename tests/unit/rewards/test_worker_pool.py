@@ -13,7 +13,7 @@ from rollverify.rewards.worker_pool import WorkerPool
 @pytest.fixture
 def pool(monkeypatch):
     monkeypatch.setattr(worker_pool, "GRACE_S", 0.1)
-    pool = WorkerPool("tests.grading_worker", num_workers=2, time_out_s=1.5)
+    pool = WorkerPool("tests.support.grading_worker", num_workers=2, time_out_s=1.5)
     yield pool
     pool.close()
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fakes import FakeEngine, trajectory
-from rollout_parts import Parts, make_parts, names
+from support.fakes import FakeEngine, trajectory
+from support.rollout_parts import Parts, make_parts, names
 
 from rollverify.errors import EngineFailedError, NoSignalError, RolloutError
 from rollverify.rollout.dynamic_sampling import SignalRule
-from rollverify.rollout.rank_exchange import check_twins
-from rollverify.rollout.schema import num_tokens, validate_trajectory
+from rollverify.rollout.exchange import check_twins
+from rollverify.rollout.trajectory import num_tokens, validate_trajectory
 
 NUM_PHASES = 8
 GROUPS_PER_STEP = 4

@@ -3,13 +3,19 @@
 import json
 
 import pytest
-from fakes import trajectory
+from support.fakes import trajectory
 from tensordict import TensorDict
 
 from rollverify.errors import LedgerError, RolloutError
 from rollverify.rollout.buffer import TokenCounts, TrajectoryBuffer
-from rollverify.rollout.schema import Status, new_trajectory, single_value
-from rollverify.rollout.segments import RESPONSE_KEYS, append_segment, truncate
+from rollverify.rollout.trajectory import (
+    RESPONSE_KEYS,
+    Status,
+    append_segment,
+    new_trajectory,
+    single_value,
+    truncate,
+)
 
 
 def empty_group(group_id: int, size: int = 2) -> list[TensorDict]:

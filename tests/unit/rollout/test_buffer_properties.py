@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rollverify.rollout.buffer import TrajectoryBuffer
-from rollverify.rollout.schema import Status, new_trajectory, validate_trajectory
+from rollverify.rollout.trajectory import Status, new_trajectory, validate_trajectory
 
 GROUP_SIZE = 2
 FATES = ("trained", "discarded", "dropped")

@@ -5,12 +5,12 @@ A response's reward is its length here, so a group has a signal if its lengths d
 
 import pytest
 import torch
-from fakes import FakeEngine
-from rollout_parts import Parts, make_parts, names
+from support.fakes import FakeEngine
+from support.rollout_parts import Parts, make_parts, names
 
 from rollverify.errors import EngineFailedError, NoSignalError, exit_code
 from rollverify.rollout.dynamic_sampling import GivenUp, SignalRule
-from rollverify.rollout.schema import is_finished, stacked
+from rollverify.rollout.trajectory import is_finished, stacked
 
 
 def differ(rewards: torch.Tensor) -> bool:

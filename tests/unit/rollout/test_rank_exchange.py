@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.rollout.rank_worker import GROUPS_PER_STEP, NUM_PHASES, dynamic_phases, is_silent
 
-from rollverify.rollout.rank_exchange import balance, select_groups, share_of_lowest
+from rollverify.rollout.exchange import balance, select_groups, share_of_lowest
 
 
 def loads(per_rank: list[dict[int, int]], moves: list[tuple[int, int, int]]) -> list[int]:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import FakeEngine
-from rollout_parts import NUM_PROMPTS, Parts, make_parts, names
+from support.fakes import FakeEngine
+from support.rollout_parts import NUM_PROMPTS, Parts, make_parts, names
 
+from rollverify.engine.engine import Completion
 from rollverify.rollout.dynamic_sampling import SignalRule
-from rollverify.rollout.engine import Completion
 from rollverify.rollout.prompt_queue import EncodedPrompt
-from rollverify.rollout.response_grading import ResponseGrading
-from rollverify.rollout.schema import stacked
+from rollverify.rollout.request_loop import ResponseGrading
+from rollverify.rollout.trajectory import stacked
 
 LIMIT_S = 30.0
 

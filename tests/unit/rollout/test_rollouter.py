@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from fakes import EOS, FakeEngine
-from rollout_parts import Parts, make_parts, names
+from support.fakes import EOS, FakeEngine
+from support.rollout_parts import Parts, make_parts, names
 
+from rollverify.engine.engine import Completion, GenerationRequest
+from rollverify.engine.generation import request_seed
 from rollverify.errors import EngineFailedError, UnverifiedTrajectoryError
-from rollverify.rollout.engine import Completion, GenerationRequest
-from rollverify.rollout.schema import Status
-from rollverify.rollout.seeds import request_seed
+from rollverify.rollout.trajectory import Status
 
 SHORT, LONG = 4, 25
 

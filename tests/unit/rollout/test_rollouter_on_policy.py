@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from fakes import EOS, FakeEngine
-from rollout_parts import Parts, make_parts, names
+from support.fakes import EOS, FakeEngine
+from support.rollout_parts import Parts, make_parts, names
 
+from rollverify.engine.generation import request_seed
 from rollverify.errors import RolloutError
-from rollverify.rollout.schema import Status, validate_trajectory
-from rollverify.rollout.seeds import request_seed
+from rollverify.rollout.trajectory import Status, validate_trajectory
 
 
 def on_policy(engine: FakeEngine | None = None, groups: int = 4, **changes) -> Parts:

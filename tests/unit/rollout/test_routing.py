@@ -2,21 +2,24 @@
 
 import pytest
 import torch
-from fakes import FakeEngine, trajectory
-from rollout_parts import Parts, make_parts
+from support.fakes import FakeEngine, trajectory
+from support.rollout_parts import Parts, make_parts
 from tensordict import TensorDict
 from torch import Tensor
 
 from rollverify.errors import RolloutError
-from rollverify.rollout.routing import (
+from rollverify.rollout.trajectory import (
+    ROUTING,
+    append_segment,
     check_routed,
     is_routed,
     join_routing,
     num_changed_rows,
+    num_fed_tokens,
     num_rows,
+    truncate,
+    validate_trajectory,
 )
-from rollverify.rollout.schema import ROUTING, num_fed_tokens, validate_trajectory
-from rollverify.rollout.segments import append_segment, truncate
 
 
 def rows(*experts: int) -> Tensor:

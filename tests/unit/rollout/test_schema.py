@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from fakes import trajectory
+from support.fakes import trajectory
 from tensordict import TensorDict
 
-from rollverify.rollout.schema import (
+from rollverify.rollout.trajectory import (
     FIELDS,
     Status,
     name_of,

@@ -2,17 +2,20 @@
 
 import pytest
 import torch
-from fakes import EOS, trajectory
+from support.fakes import EOS, trajectory
 from tensordict import TensorDict
 
 from rollverify.errors import RolloutError
-from rollverify.rollout.schema import FIELDS, Status, new_trajectory, validate_trajectory
-from rollverify.rollout.segments import (
+from rollverify.rollout.trajectory import (
+    FIELDS,
     RESPONSE_KEYS,
+    Status,
     append_segment,
+    new_trajectory,
     set_outcome,
     status_after,
     truncate,
+    validate_trajectory,
 )
 
 

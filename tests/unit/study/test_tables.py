@@ -1,6 +1,6 @@
 """Tables as Markdown and CSV."""
 
-from rollverify.study.statistics import Interval, spread
+from rollverify.metrics.statistics import Interval, spread
 from rollverify.study.tables import (
     NOTHING,
     Table,

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fakes import FakeTrainer, trajectory
+from support.fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
 
-from rollverify.training.credit import CreditRule
-from rollverify.training.objective import Objective
+from rollverify.losses.advantages import CreditRule
+from rollverify.losses.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
 
 MAX_TOKENS = 8

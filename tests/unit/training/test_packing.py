@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import trajectory
+from support.fakes import trajectory
 from unit.training.packing_worker import MAX_TOKENS, SHARES, one_step
 
+from rollverify.engine.model_folder import RoutingShape
 from rollverify.errors import RolloutError
-from rollverify.rollout.schema import ROUTING, num_fed_tokens, num_tokens
-from rollverify.training.fillers import equalize_rows, filler_rows
+from rollverify.rollout.trajectory import ROUTING, num_fed_tokens, num_tokens
 from rollverify.training.packing import (
     TrajectoryRow,
+    equalize_rows,
+    filler_rows,
     pack_for_scoring,
     pack_trajectories,
     response_values,
     trajectory_values,
 )
-from rollverify.training.routing import RoutingShape
 
 
 def test_every_column_is_aligned_with_the_token_that_follows():

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from rollverify.training.row_assignment import assign_rows, even_row_tokens
+from rollverify.training.packing import assign_rows, even_row_tokens
 
 
 def test_rows_are_filled_longest_first_into_the_tightest_gap():

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from fakes import ScoringTrainer, paused, trajectory
+from support.fakes import ScoringTrainer, paused, trajectory
 
+from rollverify.engine.model_folder import RoutingShape
 from rollverify.errors import RolloutError
-from rollverify.rollout.schema import ROUTING, new_trajectory
-from rollverify.training.routing import RoutingShape
+from rollverify.rollout.trajectory import ROUTING, new_trajectory
 from rollverify.training.scoring import TrajectoryScorer, check_finite
 
 

@@ -1,1 +1,0 @@
-"""Pure functions of tensors: advantages, policy losses and their aggregation (torch only)."""

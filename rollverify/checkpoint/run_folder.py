@@ -1,0 +1,116 @@
+"""Where a run lives on disk: naming, finding the newest one, and what a resumed run must match.
+
+A run folder holds config.toml, config.json, checkpoints/, tb/, metrics.jsonl and, at its end,
+model/ and report.txt.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollverify.config.dump import diff, to_json, to_toml
+from rollverify.config.load import LoadedConfig, load_config
+from rollverify.config.tables import Config
+from rollverify.errors import CheckpointError, ConfigError
+
+CONFIG_TOML = "config.toml"
+LATEST = "latest"
+
+
+def resolve(argv: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
+    """Load the config and, with --resume, find the run to go on with.
+
+    Without --config a resumed run takes the config that its folder holds; flags still win.
+
+    Args:
+        argv: command line without the program's name.
+
+    Returns:
+        (config, folder of the run to resume or None for a new run).
+
+    Raises:
+        ConfigError: see `load_config`.
+        CheckpointError: if there is no such run.
+    """
+    loaded = load_config(argv)
+    if loaded.resume is None:
+        return loaded, None
+    folder = find_run(loaded.config, loaded.resume)
+    if not any(word == "--config" or word.startswith("--config=") for word in argv):
+        if not (folder / CONFIG_TOML).is_file():
+            raise CheckpointError(f"{folder} holds no {CONFIG_TOML}; give --config as well")
+        loaded = load_config(["--config", str(folder / CONFIG_TOML), *argv])
+    return loaded, folder
+
+
+def find_run(config: Config, resume: str, flag: str = "--resume") -> Path:
+    """Folder of the run named by --resume.
+
+    Args:
+        config: gives the output folder in which "latest" looks.
+        resume: a run folder, or "latest" for the newest one that has a checkpoint folder.
+        flag: that it was given with, for messages.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    if resume != LATEST:
+        folder = Path(resume)
+        if not folder.is_dir():
+            raise CheckpointError(f"{flag}: '{resume}' is not a folder; give a run folder")
+        return folder
+    output = Path(config.run.output_dir)
+    runs = [path.parent for path in output.glob("*/checkpoints") if path.is_dir()]
+    if not runs:
+        raise CheckpointError(
+            f"{flag}: no run with checkpoints below '{output}'; name its folder after {flag}, or "
+            "start one without it"
+        )
+    return max(runs, key=lambda run: (run / "checkpoints").stat().st_mtime)
+
+
+def create(config: Config) -> Path:
+    """Make a new, empty run folder. Call on one rank.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    base = Path(config.run.output_dir) / f"{config.run.name}-{stamp}"
+    for attempt in range(100):
+        folder = base if attempt == 0 else base.with_name(f"{base.name}-{attempt + 1}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(
+                f"run.output_dir '{config.run.output_dir}' cannot be written "
+                f"({error.strerror}); choose another with --run.output-dir"
+            ) from error
+    raise ConfigError(f"100 runs are called {base}; choose another run.name")
+
+
+def changed_settings(folder: Path, config: Config) -> list[str]:
+    """Lines `key: old -> new` against the config the folder holds; none in a new run's folder."""
+    file = folder / CONFIG_TOML
+    if not file.is_file():
+        return []
+    return diff(load_config(["--config", str(file)]).config, config)
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write the resolved config as TOML, to start from, and as JSON, to compare.
+
+    Raises:
+        ConfigError: if the folder cannot be written.
+    """
+    try:
+        for name, text in ((CONFIG_TOML, to_toml(config)), ("config.json", to_json(config))):
+            part = folder / f".{name}.{os.getpid()}"
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, folder / name)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror})") from error

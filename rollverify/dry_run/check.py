@@ -1,0 +1,280 @@
+"""Checks a config against its model and prints the memory of a GPU: `python -m rollverify.dry_run`.
+
+Takes the flags of a run, and `--world-size N`, `--gpu-gib G`, `--model-config FILE`. The model is
+built on the meta device, so no weight is read, no rank started and no prompt opened. Numbers of
+memory are a plan, not a measurement. Exit code 2 where the config does not fit model or memory.
+"""
+
+import argparse
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rollverify.config.environment import set_defaults
+from rollverify.config.load import load_config
+from rollverify.config.rules import check_world_size
+from rollverify.config.tables import Config
+from rollverify.dry_run.memory import (
+    DTYPE_BYTES,
+    ENGINE_WORKSPACE_BYTES,
+    GIB,
+    Layout,
+    Parameter,
+    Plan,
+    Sizes,
+    cures,
+    kv_bytes_per_token,
+    problems,
+    trainer_bytes,
+)
+from rollverify.errors import ConfigError, RollVerifyError, exit_code
+from rollverify.toy.settings import base_folder
+
+if TYPE_CHECKING:
+    from torchtitan_ext.models.meta import MetaModel
+
+
+def degrees(config: Config, world_size: int) -> tuple[int, int, int]:
+    """(replicate, shard, tensor) of a config that passed `check_world_size`."""
+    parallelism = config.parallelism
+    replicate, tensor = parallelism.data_parallel_replicate, parallelism.tensor_parallel
+    return replicate, world_size // (replicate * tensor), tensor
+
+
+def read_model(config: Config, folder: Path, world_size: int) -> "MetaModel":
+    """The model without weights, checked against the degrees and the weights that lie there.
+
+    Raises:
+        ConfigError: one line that names the folder and the key.
+    """
+    from torchtitan_ext.models.hf_config import ModelFolderError
+    from torchtitan_ext.models.meta import build_meta_model, check_stored, stored_shapes
+
+    replicate, shard, tensor = degrees(config, world_size)
+    expert = config.parallelism.expert_parallel
+    try:
+        model = build_meta_model(
+            folder, replicate=replicate, shard=shard, tensor=tensor, expert=expert
+        )
+        stored = stored_shapes(folder)
+        if stored:
+            check_stored(folder, model.hf_shapes, stored)
+        else:
+            print("no weights to compare names and shapes with")
+    except ModelFolderError as error:
+        raise ConfigError(f"model.path: {error}") from error
+    return model
+
+
+def sizes_of(values: dict[str, Any]) -> Sizes:
+    """What the memory depends on, from a config.json whose model could be built."""
+    experts_per_token = values["num_experts_per_tok"] if "moe" in values["model_type"] else 0
+    inner_size = values["intermediate_size"]
+    if experts_per_token:
+        inner_size = experts_per_token * values["moe_intermediate_size"]
+    return Sizes(
+        num_layers=values["num_hidden_layers"],
+        hidden_size=values["hidden_size"],
+        num_heads=values["num_attention_heads"],
+        num_kv_heads=values["num_key_value_heads"],
+        head_dim=values["head_dim"],
+        vocab_size=values["vocab_size"],
+        inner_size=inner_size,
+        experts_per_token=experts_per_token,
+    )
+
+
+def context_problems(config: Config, values: dict[str, Any]) -> list[str]:
+    """One line if the model's context is too short; the memory can be planned all the same."""
+    longest, context = config.rollout.max_sequence_tokens, values["max_position_embeddings"]
+    if longest <= context:
+        return []
+    return [
+        f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest} exceeds the "
+        f"model's context of {context} tokens; lower one of them, or raise "
+        "max_position_embeddings in its config.json if it can do more"
+    ]
+
+
+def check_model(config: Config, sizes: Sizes) -> None:
+    """Refuse a number of tensor ranks that the model cannot have.
+
+    Raises:
+        ConfigError: one line that names the keys.
+    """
+    tensor = config.parallelism.tensor_parallel
+    for name, number in (
+        ("attention heads", sizes.num_heads),
+        ("key-value heads", sizes.num_kv_heads),
+        ("embeddings", sizes.vocab_size),
+    ):
+        if number % tensor:
+            raise ConfigError(
+                f"parallelism.tensor_parallel = {tensor} does not divide the model's {number} "
+                f"{name}; choose a divisor"
+            )
+
+
+def make_plan(config: Config, model: "MetaModel", world_size: int, gpu_gib: float | None) -> Plan:
+    """Bytes of the fullest device.
+
+    Args:
+        config: of the run.
+        model: built from its config.json.
+        world_size: ranks.
+        gpu_gib: memory of one GPU; None plans for CPU ranks that share this machine's memory.
+
+    Raises:
+        ConfigError: see `check_model`.
+    """
+    sizes = sizes_of(model.config)
+    check_model(config, sizes)
+    _, shard, tensor = degrees(config, world_size)
+    training, engine = config.training, config.engine
+    parameters = [Parameter(name=name, shape=shape) for name, shape in model.parameters.items()]
+    weights = DTYPE_BYTES[engine.dtype] * sum(one.numel for one in parameters)
+    if gpu_gib is None:
+        device = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world_size
+        budget = weights + ENGINE_WORKSPACE_BYTES + int(engine.kv_cache_gib * GIB)
+    else:
+        device = int(gpu_gib * GIB)
+        budget = int(engine.gpu_memory_utilization * device)
+    trainer = trainer_bytes(
+        parameters,
+        sizes,
+        Layout(shard=shard, tensor=tensor),
+        dtype=training.dtype,
+        activation_checkpoint=training.activation_checkpoint,
+        num_tokens=training.micro_batch_tokens,
+        chunk_mib=training.logprob_chunk_mib,
+    )
+    if config.kl.coefficient > 0:
+        trainer["reference"] = trainer["weights"]  # its shards, kept beside the policy's
+    return Plan(
+        trainer=trainer,
+        engine_weights=weights,
+        engine_budget=budget,
+        kv_per_token=kv_bytes_per_token(sizes, engine.dtype),
+        device=device,
+    )
+
+
+def print_plan(config: Config, plan: Plan, world_size: int) -> None:
+    """The plan as a table on the standard output."""
+    rollout, longest = config.rollout, config.rollout.max_sequence_tokens
+    replicate, shard, tensor = degrees(config, world_size)
+    in_flight = rollout.prompts_per_step * rollout.group_size / (replicate * shard)
+    in_flight *= 1.0 if config.method.name == "on_policy" else rollout.oversampling
+    num_parameters = plan.engine_weights // DTYPE_BYTES[config.engine.dtype]
+    print(f"{num_parameters:,} parameters, {world_size} ranks = {replicate} x {shard} x {tensor}")
+    print(f"{rollout.prompts_per_step} prompts x {rollout.group_size}, up to {longest:,} tokens")
+    print(f"{in_flight:,.0f} responses in flight on an engine")
+    for part, size in plan.trainer.items():
+        print(f"  trainer {part:<18} {size / GIB:9.2f} GiB")
+    num_cached = plan.cache // plan.kv_per_token
+    print(f"  engine  {'weights':<18} {plan.engine_weights / GIB:9.2f} GiB")
+    print(
+        f"  engine  {'key-value cache':<18} {plan.cache / GIB:9.2f} GiB  "
+        f"({num_cached:,} tokens, {num_cached / longest:.1f} of full length)"
+    )
+    total = sum(plan.trainer.values()) + plan.engine_budget
+    print(f"  in all  {'':<18} {total / GIB:9.2f} GiB  of {plan.device / GIB:.1f}")
+
+
+def _gpu_gib(asked: float | None) -> float | None:
+    """Memory of the GPU to plan for; None where there is none."""
+    import torch
+
+    if asked is not None or not torch.cuda.is_available():
+        return asked
+    return torch.cuda.get_device_properties(0).total_memory / GIB
+
+
+def _model_folder(config: Config, model_config: Path | None, scratch: Path) -> Path:
+    """The run's model folder, or one that holds only the config.json given."""
+    if model_config is None:
+        return Path(config.model.path) if config.model.path else base_folder(config.prepare)
+    try:
+        shutil.copyfile(model_config, scratch / "config.json")
+    except OSError as error:
+        raise ConfigError(
+            f"--model-config: '{model_config}' cannot be read ({error.strerror})"
+        ) from error
+    return scratch
+
+
+def _as_given(message: str, scratch: str, model_config: Path | None) -> str:
+    """A message that names the file of --model-config in place of its copy."""
+    if model_config is None:
+        return message
+    message = message.replace(f"{scratch}': config.json: ", f"{scratch}': ")
+    for name in (f"{scratch}/config.json", scratch):
+        message = message.replace(name, str(model_config))
+    return message.replace("model.path: ", "--model-config: ", 1)
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong as every other mistake is said."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
+    """What does not fit, after the plan was printed."""
+    if options.world_size < 1:
+        raise ConfigError("--world-size must be above 0")
+    if options.gpu_gib is not None and not 0 < options.gpu_gib < math.inf:
+        raise ConfigError("--gpu-gib must be a finite number above 0")
+    prog = "python -m rollverify.dry_run [--world-size N] [--gpu-gib G] [--model-config FILE]"
+    config = load_config(flags, prog=prog).config
+    check_world_size(config, options.world_size)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _model_folder(config, options.model_config, Path(scratch))
+        try:
+            model = read_model(config, folder, options.world_size)
+        except ConfigError as error:
+            raise ConfigError(_as_given(str(error), scratch, options.model_config)) from error
+    gpu_gib = _gpu_gib(options.gpu_gib)
+    plan = make_plan(config, model, options.world_size, gpu_gib)
+    print_plan(config, plan, options.world_size)
+    return context_problems(config, model.config) + problems(
+        plan.trainer,
+        engine_weights=plan.engine_weights,
+        engine_budget=plan.engine_budget,
+        kv_per_token=plan.kv_per_token,
+        max_sequence_tokens=config.rollout.max_sequence_tokens,
+        device_bytes=plan.device,
+        cures=cures(
+            activation_checkpoint=config.training.activation_checkpoint,
+            num_layers=model.config["num_hidden_layers"],
+            micro_batch_tokens=config.training.micro_batch_tokens,
+            max_sequence_tokens=config.rollout.max_sequence_tokens,
+            spare_cache=plan.cache - plan.kv_per_token * config.rollout.max_sequence_tokens,
+            num_ranks=options.world_size,
+            on_gpu=gpu_gib is not None,
+        ),
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check and plan the run of a command line; return the exit code."""
+    parser = _OneLineParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--world-size", type=int, default=1)
+    parser.add_argument("--gpu-gib", type=float)
+    parser.add_argument("--model-config", type=Path)
+    set_defaults()
+    try:
+        options, flags = parser.parse_known_args(argv)
+        found = _dry_run(options, flags)
+    except RollVerifyError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return exit_code(error)
+    for line in found:
+        sys.stderr.write(f"error: {line}\n")
+    return 2 if found else 0

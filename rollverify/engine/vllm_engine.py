@@ -1,0 +1,327 @@
+"""vLLM in this process, behind `RolloutEngine`. Only this file and `vllm_cpu.py` import vllm.
+
+One independent engine per rank: rank variables are hidden from vLLM while it is built.
+Sampling settings come from the requests alone; a model's `generation_config.json` is not read.
+Does not decide what to generate or when to load weights.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm import EngineArgs, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from rollverify.config.tables import Config
+from rollverify.engine import vllm_cpu
+from rollverify.engine.engine import Completion, GenerationRequest, RolloutEngine
+from rollverify.engine.model_folder import (
+    ModelFolder,
+    check_experts,
+    has_experts,
+    read_model_config,
+)
+from rollverify.engine.vllm_cpu import (
+    StepThreads,
+    hidden_rank_variables,
+    list_blocks_of_prompts_only,
+)
+from rollverify.engine.vllm_outputs import finished_completion, paused_completion
+from rollverify.engine.weight_sync import fully_written
+from rollverify.errors import ConfigError, RolloutError
+
+logger = logging.getLogger(__name__)
+
+
+def _started(arguments: dict[str, Any]) -> Any:
+    """Start vLLM; its refusals become a `ConfigError`."""
+    with hidden_rank_variables():
+        try:
+            engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except (TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"vLLM refused the engine settings: {reason}; see [engine]"
+            ) from error
+    if arguments["enable_return_routed_experts"]:
+        list_blocks_of_prompts_only(engine.engine_core.engine_core.scheduler)
+    return engine
+
+
+class VllmEngine:
+    """See `rollverify.engine.engine.RolloutEngine`."""
+
+    def __init__(
+        self,
+        model_folder: str,
+        *,
+        stop_token_id: int,
+        dtype: str,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        kv_cache_gib: float,
+        gpu_memory_utilization: float,
+        enforce_eager: bool,
+        seed: int,
+        num_cpu_threads: int = 0,
+        record_routing: bool = False,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Start the engine and run one short generation, so that no later step pays for warm-up.
+
+        Args:
+            model_folder: Hugging Face folder with weights.
+            stop_token_id: id that ends a response.
+            dtype: "float32" or "bfloat16".
+            max_model_len: longest prompt plus response, tokens.
+            max_num_seqs: requests decoded together.
+            max_num_batched_tokens: tokens of one engine step, prefill included.
+            kv_cache_gib: KV cache on CPUs, GiB.
+            gpu_memory_utilization: share of GPU memory vLLM may take, in (0, 1].
+            enforce_eager: no CUDA graphs.
+            seed: engine seed; requests carry their own.
+            num_cpu_threads: threads of a step on CPUs; 0 decides by its size.
+            record_routing: completions say which experts each token was routed to. Takes layers *
+                experts per token bytes of main memory per token of KV cache, twice beyond 256.
+            options: further vLLM engine arguments, as they are.
+
+        Raises:
+            ConfigError: if vLLM refuses the settings or has no CPU kernel for the head size, or
+                routing is to be recorded of a model without experts.
+        """
+        on_cpu, config = not torch.cuda.is_available(), read_model_config(model_folder)
+        if record_routing:
+            check_experts(model_folder, config)
+        if on_cpu:
+            vllm_cpu.check_head_dim(model_folder, config)
+            vllm_cpu.keep_linear_weights_unpacked()
+            vllm_cpu.leave_out_token_ranks()
+        arguments: dict[str, Any] = {
+            "model": model_folder,
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max(max_num_batched_tokens, max_model_len),
+            "enforce_eager": enforce_eager,
+            "seed": seed,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "disable_log_stats": True,
+            "skip_tokenizer_init": True,
+            "use_tqdm_on_load": False,
+            "enable_return_routed_experts": record_routing,
+        }
+        if on_cpu:
+            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+            # A prompt split over two steps makes vLLM rewind the request's generator, which torch
+            # cannot do on CPUs ("CPU Generator does not use offset").
+            arguments["enable_chunked_prefill"] = False
+        else:
+            arguments["gpu_memory_utilization"] = gpu_memory_utilization
+            if has_experts(config):
+                # Other kernels rearrange the experts after the first load; a second would not.
+                arguments["moe_backend"] = "triton"
+        arguments.update(options or {})
+        self._engine = _started(arguments)
+        self._stop_token_id = stop_token_id
+        self._max_model_len = max_model_len
+        self._record_routing = record_routing
+        if on_cpu:
+            vllm_cpu.load_experts_packed(self._model())
+        num_parameters = sum(p.numel() for p in self._model().parameters())
+        self._threads = StepThreads(num_cpu_threads, num_parameters, on_cpu=on_cpu)
+        self._in_flight: set[str] = set()
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        self.add_request(
+            GenerationRequest(
+                request_id="warm-up", token_ids=(0,), max_tokens=2, seed=0, temperature=1.0
+            )
+        )
+        while self.num_unfinished:
+            self.step()
+        self.reset_prefix_cache()
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            RolloutError: if prompt plus `max_tokens` does not fit the engine's context.
+        """
+        needed = len(request.token_ids) + request.max_tokens
+        if needed > self._max_model_len:
+            raise RolloutError(
+                f"request '{request.request_id}' needs {needed} tokens, the engine's context is "
+                f"{self._max_model_len}"
+            )
+        greedy = request.temperature == 0
+        params = SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            max_tokens=request.max_tokens,
+            seed=None if greedy else request.seed,
+            logprobs=None if greedy else 0,
+            flat_logprobs=not greedy,
+            detokenize=False,
+            # Else the stop tokens of generation_config.json would be added, whatever it is set to.
+            ignore_eos=True,
+            stop_token_ids=[self._stop_token_id],
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            watermarking=False,
+        )
+        prompt = {"prompt_token_ids": list(request.token_ids)}
+        self._engine.add_request(request.request_id, prompt, params)
+        self._in_flight.add(request.request_id)
+        self._threads.add(len(request.token_ids))
+
+    def step(self) -> list[Completion]:
+        """Decode one token of every running request; return what finished.
+
+        Raises:
+            RolloutError: see `finished_completion`.
+        """
+        with self._threads.of_step(self.num_unfinished):
+            outputs = self._engine.step()
+        completions = [
+            finished_completion(output, has_routing=self._record_routing)
+            for output in outputs
+            if output.finished
+        ]
+        self._in_flight.difference_update(done.request_id for done in completions)
+        return completions
+
+    def pause(self) -> list[Completion]:
+        """End every request; return what each has generated up to and with the last step.
+
+        Outputs are read before the requests are aborted: vLLM forgets them then.
+
+        Returns:
+            One completion per request, in the order they were added, with `finish_reason` "paused";
+            a request that has not had its turn has no tokens.
+
+        Raises:
+            RolloutError: if a request in flight is not found under its name, or is not gone after.
+        """
+        states = self._engine.output_processor.request_states
+        ids = list(states)
+        completions = [
+            paused_completion(state, has_routing=self._record_routing) for state in states.values()
+        ]
+        found = {completion.request_id for completion in completions}
+        if found != self._in_flight:
+            raise RolloutError(
+                f"{len(found & self._in_flight)} of {len(self._in_flight)} requests were found for "
+                "the pause; the engine knows them under other names"
+            )
+        self._engine.abort_request(ids, internal=True)
+        if self.num_unfinished:
+            raise RolloutError(f"{self.num_unfinished} of {len(ids)} requests go on after pause")
+        self._in_flight.clear()
+        if ids:
+            self._engine.step()  # Else the next one would take them out of the batch, in the probe.
+        return completions
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests queued or running."""
+        return self._engine.get_num_unfinished_requests()
+
+    def _model(self) -> Any:
+        return self._engine.model_executor.driver_worker.worker.get_model()
+
+    def parameter_names(self) -> set[str]:
+        """Parameter names in vLLM; a tied output head is one with the embedding."""
+        return {name for name, _ in self._model().named_parameters()}
+
+    @torch.no_grad()
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Write weights into the running model, one tensor at a time.
+
+        Args:
+            named_tensors: Hugging Face names and full tensors; consumed lazily.
+
+        Returns:
+            vLLM's names of the parameters written, those of experts only if all experts were.
+
+        Raises:
+            RolloutError: if requests are running; they would mix two policies in one token.
+        """
+        if self.num_unfinished:
+            raise RolloutError(f"weights loaded while {self.num_unfinished} requests are running")
+        sent: list[str] = []
+
+        def recorded() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in named_tensors:
+                sent.append(name)
+                yield name, tensor
+                del tensor
+
+        model = self._model()
+        written = model.load_weights(recorded())
+        sizes = {name: len(p) if p.ndim else 1 for name, p in model.named_parameters()}
+        return fully_written(written, sent, sizes)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget keys and values computed under older weights.
+
+        Raises:
+            RolloutError: if vLLM could not, because requests still hold blocks.
+        """
+        if not self._engine.reset_prefix_cache():
+            raise RolloutError("the prefix cache could not be cleared: requests still hold blocks")
+
+    def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probs of ids 1.. given those before them, at temperature 1.
+
+        Args:
+            token_ids: at least 2 ids.
+
+        Returns:
+            len(token_ids) - 1 log-probs in nats.
+        """
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._engine.add_request("score", {"prompt_token_ids": list(token_ids)}, params)
+        output = None
+        while output is None:
+            with self._threads.of_step(len(token_ids)):
+                finished = [o for o in self._engine.step() if o.finished]
+            output = next((o for o in finished if o.request_id == "score"), None)
+        pairs = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [entry[token].logprob for token, entry in pairs]
+
+    def close(self) -> None:
+        """Shut the engine core down."""
+        self._engine.engine_core.shutdown()
+
+
+def make_engine(config: Config, model: ModelFolder) -> RolloutEngine:
+    """The vLLM engine with the model folder's weights."""
+    pass
+
+    engine = config.engine
+    return VllmEngine(
+        str(model.path),
+        stop_token_id=model.stop_token_id,
+        dtype=engine.dtype,
+        max_model_len=config.rollout.max_sequence_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        kv_cache_gib=engine.kv_cache_gib,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        enforce_eager=engine.enforce_eager,
+        seed=config.run.seed,
+        num_cpu_threads=engine.num_cpu_threads,
+        record_routing=config.routing_replay.mode == "engine",
+        options=dict(engine.options),
+    )

@@ -1,0 +1,117 @@
+"""Turns what vLLM says about a request into a `Completion`. Does not import vllm.
+
+Outputs are cumulative: a completion holds everything its request generated, not a difference. Does
+not judge which experts were chosen; only that every token fed has a row of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from rollverify.engine.engine import Completion, FinishReason
+from rollverify.errors import RolloutError
+
+_FINISH_REASONS = ("stop", "length")
+
+
+def finished_completion(output: Any, *, has_routing: bool = False) -> Completion:
+    """Completion of a request that vLLM has ended.
+
+    Args:
+        output: vLLM's `RequestOutput`, finished.
+        has_routing: whether the engine records routing.
+
+    Returns:
+        Ids, and for each the sampled token's own log-prob; the experts of every token fed.
+
+    Raises:
+        RolloutError: if the engine ended the request for another reason than stop or length, or
+            log-probs or rows of routing are not those of the ids.
+    """
+    result = output.outputs[0]
+    if result.finish_reason not in _FINISH_REASONS:
+        raise RolloutError(
+            f"request '{output.request_id}' ended with reason '{result.finish_reason}' after "
+            f"{len(result.token_ids)} tokens"
+        )
+    token_ids, routed_experts = list(result.token_ids), None
+    if has_routing:
+        chunks = [] if result.routed_experts is None else [result.routed_experts]
+        num_context = len(output.prompt_token_ids)
+        routed_experts = _routing(output.request_id, num_context, len(token_ids), chunks)
+    return Completion(
+        request_id=output.request_id,
+        token_ids=token_ids,
+        logprobs=_logprobs(output.request_id, token_ids, result.logprobs),
+        finish_reason=cast(FinishReason, result.finish_reason),
+        routed_experts=routed_experts,
+    )
+
+
+def paused_completion(state: Any, *, has_routing: bool = False) -> Completion:
+    """What a request in flight has generated so far.
+
+    Args:
+        state: vLLM's `RequestState` of the output processor.
+        has_routing: whether the engine records routing.
+
+    Returns:
+        Completion with `finish_reason` "paused".
+
+    Raises:
+        RolloutError: if log-probs or rows of routing are not those of the ids.
+    """
+    token_ids, routed_experts = list(state.detokenizer.output_token_ids), None
+    name = state.external_req_id
+    if has_routing:
+        chunks = state.routed_experts_chunks
+        routed_experts = _routing(name, state.prompt_len, len(token_ids), chunks)
+    return Completion(
+        request_id=name,
+        token_ids=token_ids,
+        logprobs=_logprobs(name, token_ids, state.logprobs_processor.logprobs),
+        finish_reason="paused",
+        routed_experts=routed_experts,
+    )
+
+
+def _routing(
+    name: str, num_context: int, num_generated: int, chunks: Sequence[Any]
+) -> Tensor | None:
+    """Rows of routing laid end to end: uint8, or int16 where the engine says uint16.
+
+    The engine hands over the context's rows with the first token and one row with each later one;
+    each chunk may be a view of a whole step's array, so that the result is always a copy.
+    """
+    num_rows = sum(len(chunk) for chunk in chunks)
+    wanted = num_context + num_generated - 1 if num_generated else 0
+    if num_rows != wanted:
+        raise RolloutError(
+            f"request '{name}': {num_rows} rows of routing for {num_context} tokens of context and "
+            f"{num_generated} generated, expected {wanted}"
+        )
+    if not chunks:
+        return None
+    is_wide = chunks[0].dtype.name == "uint16"
+    parts = [torch.from_numpy(chunk.view("int16") if is_wide else chunk) for chunk in chunks]
+    rows = torch.cat(parts)
+    if is_wide and rows.min() < 0:
+        raise RolloutError(f"request '{name}': an expert id above 32767 does not fit int16")
+    return rows
+
+
+def _logprobs(name: str, token_ids: list[int], flat: Any) -> list[float]:
+    """The sampled tokens' own log-probs in nats; 0.0 each for a greedy request.
+
+    Flat log-probs list one or more candidates per position; the sampled one comes first.
+    """
+    if flat is None:
+        return [0.0] * len(token_ids)
+    if len(flat) != len(token_ids):
+        raise RolloutError(f"request '{name}': {len(flat)} log-probs for {len(token_ids)} tokens")
+    starts = flat.start_indices
+    if any(flat.token_ids[s] != t for s, t in zip(starts, token_ids, strict=True)):
+        raise RolloutError(f"request '{name}': log-probs of other tokens")
+    return [flat.logprobs[start] for start in starts]

@@ -1,0 +1,170 @@
+"""Hands the trainer's weights to the rollout engine and proves that they arrived.
+
+Weights are streamed parameter by parameter, so peak extra memory is one full parameter. After each
+transfer engine and trainer score the same probe tokens; a gap above the tolerance raises.
+"""
+
+import logging
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from torch import Tensor
+
+from rollverify.engine.engine import RolloutEngine
+from rollverify.errors import StaleWeightsError, WeightSyncError
+
+logger = logging.getLogger(__name__)
+
+
+class WeightSync:
+    """Trainer -> engine transfer. Collective: `push` runs on every rank."""
+
+    def __init__(
+        self,
+        *,
+        engine: RolloutEngine,
+        parameters: Callable[[], Iterator[tuple[str, Tensor]]],
+        trainer_score: Callable[[list[int]], list[float]],
+        probe_ids: list[int],
+        parity_tolerance: float,
+    ) -> None:
+        """Set up; nothing is transferred yet.
+
+        Args:
+            engine: receives the weights.
+            parameters: yields (Hugging Face name, full tensor); gathers over ranks.
+            trainer_score: log-probs of ids 1.. at temperature 1 in nats; gathers over ranks.
+            probe_ids: at least 2 token ids, the same in every call.
+            parity_tolerance: largest |engine - trainer| log-prob allowed, nats.
+
+        Raises:
+            ValueError: if the probe is shorter than 2 tokens.
+        """
+        if len(probe_ids) < 2:
+            raise ValueError(f"the probe needs at least 2 tokens, got {len(probe_ids)}")
+        self._engine = engine
+        self._parameters = parameters
+        self._trainer_score = trainer_score
+        self._probe_ids = probe_ids
+        self._parity_tolerance = parity_tolerance
+        self._expected_names: frozenset[str] | None = None
+        self.policy_version: int | None = None
+        """Version the engine holds; None before the first push and after a failed one."""
+
+        self.parity_abs_max = 0.0
+        """Largest log-prob gap of the last probe, nats."""
+
+        self.push_s = 0.0
+        """Seconds of the last push, probe included."""
+
+    def push(self, policy_version: int) -> None:
+        """Transfer the current weights, clear the prefix cache, probe.
+
+        Args:
+            policy_version: version the trainer holds.
+
+        Raises:
+            WeightSyncError: if names differ from the first transfer, come twice, are unknown to the
+                engine or of another shape there, or the engine did not write every parameter.
+            StaleWeightsError: if the probe's gap exceeds the tolerance.
+
+        Source:
+            Collective: yes, over the world.
+        """
+        start_s = time.perf_counter()
+        self.policy_version = None
+        sent: list[str] = []
+        try:
+            written = self._engine.load_weights(self._recorded(sent))
+        except (AssertionError, KeyError, ValueError) as error:  # an unknown name, a wrong shape
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise WeightSyncError(
+                f"weight '{sent[-1] if sent else ''}' could not be loaded: {reason}"
+            ) from error
+        self._check_names(sent, written)
+        self._engine.reset_prefix_cache()
+        self._probe(policy_version)
+        self.policy_version = policy_version
+        self.push_s = time.perf_counter() - start_s
+
+    def _recorded(self, sent: list[str]) -> Iterator[tuple[str, Tensor]]:
+        """Hand tensors on; each is let go before the next is gathered, whoever still holds it.
+
+        A loader's loop variable outlives its iteration, which would keep two full tensors alive. It
+        gets an alias instead, emptied once the loader asks for more; the trainer's is not touched.
+        """
+        for name, tensor in self._parameters():
+            sent.append(name)
+            alias = tensor.detach()
+            del tensor
+            yield name, alias
+            alias.data = alias.new_empty(0)
+
+    def _check_names(self, sent: list[str], written: set[str]) -> None:
+        names = frozenset(sent)
+        if len(names) != len(sent):
+            twice = sorted({name for name in sent if sent.count(name) > 1})
+            raise WeightSyncError(f"weights sent twice: {', '.join(twice[:5])}")
+        if self._expected_names is None:
+            self._expected_names = names
+        changed = names ^ self._expected_names
+        if changed:
+            raise WeightSyncError(
+                f"the set of weights changed between transfers: {', '.join(sorted(changed)[:5])}"
+            )
+        unwritten = self._engine.parameter_names() - written
+        if unwritten:
+            raise WeightSyncError(
+                f"{len(unwritten)} engine parameters got no weight: "
+                f"{', '.join(sorted(unwritten)[:5])}; the name map does not fit this model"
+            )
+
+    def _probe(self, policy_version: int) -> None:
+        trainer = self._trainer_score(self._probe_ids)
+        engine = self._engine.score(self._probe_ids)
+        gaps = [abs(a - b) for a, b in zip(trainer, engine, strict=True)]
+        self.parity_abs_max = max(gaps)
+        # `not <=` so that NaN on either side raises too.
+        if not all(gap <= self._parity_tolerance for gap in gaps):
+            position = max(range(len(gaps)), key=lambda i: (gaps[i] != gaps[i], gaps[i]))
+            raise StaleWeightsError(
+                f"after the transfer of policy {policy_version} engine and trainer differ by "
+                f"{gaps[position]:.3g} nats at probe token {position + 1} (tolerance "
+                f"{self._parity_tolerance:g}); the engine does not hold the trainer's weights, or "
+                "weight_sync.parity_tolerance is too small for engine.dtype"
+            )
+
+
+_EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<projection>\w+)\.weight")
+_PARTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
+
+
+def fully_written(
+    written: Iterable[str], sent: Iterable[str], num_rows: Mapping[str, int]
+) -> set[str]:
+    """Parameters of which every part was sent.
+
+    Args:
+        written: names as the engine's loader reports them; it leaves `routed_experts.` out.
+        sent: Hugging Face names handed to the loader.
+        num_rows: size of the first dimension of each of the engine's parameters, for experts their
+            number.
+
+    Returns:
+        The engine's own names; parameters of which some experts did not come are left out.
+    """
+    came: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name in sent:
+        if match := _EXPERT.fullmatch(name):
+            came[match["layer"]][match["projection"]].add(match["expert"])
+    full = set()
+    for name in written:
+        own = name if name in num_rows else name.replace(".experts.", ".experts.routed_experts.", 1)
+        layer, _, leaf = own.partition(".routed_experts.")
+        # A layer whose experts came in one tensor has no names of single experts.
+        parts = [came[layer][part] for part in _PARTS.get(leaf, ())] if layer in came else []
+        if all(len(experts) == num_rows[own] for experts in parts):
+            full.add(own)
+    return full

@@ -1,0 +1,89 @@
+"""torchrun, as the launcher starts it: quiet, and with a report for ranks that were killed.
+
+It adds no policy of its own: torchrun starts the ranks, hosts their store and ends them together.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollverify.launch.shutdown import (
+    ERROR_DIR_VARIABLE,
+    RankError,
+    die_with_parent,
+    save_rank_error,
+)
+
+_BEFORE_ALL = 0.0
+_BY_AGENT = {signal.SIGTERM, signal.SIGINT}
+_CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+
+
+def killed_rank_error(rank: int, exitcode: int, timestamp: float) -> RankError | None:
+    """Report of a rank that a signal ended; None if it ended itself or torchrun ended it.
+
+    A crash counts as the first cause, although its peers, which only saw the connection close,
+    may have reported before torchrun noticed it.
+    """
+    if exitcode >= 0 or -exitcode in _BY_AGENT:
+        return None
+    name = signal.Signals(-exitcode).name
+    hint = "; the kernel does this when memory runs out" if -exitcode == signal.SIGKILL else ""
+    return RankError(
+        rank=rank,
+        time=_BEFORE_ALL if -exitcode in _CRASHES else timestamp,
+        kind="internal",
+        message=f"the process was ended by {name}{hint}",
+        traceback="",
+    )
+
+
+def _report_at_once(folder: Path) -> None:
+    """Write the reports as soon as torchrun finds that ranks have ended.
+
+    It tells its caller only after it has ended the others, for which it waits up to 30 s; the
+    launcher, once a peer has reported the broken connection, has less patience and ends us all.
+    What torchrun itself ends afterwards is no cause and gets no report.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    capture = SubprocessContext._capture_process_failures
+
+    def capture_and_report(context: SubprocessContext, done_local_ranks: set[int]) -> None:
+        is_first = not context._failures
+        capture(context, done_local_ranks)
+        for local_rank, failure in context._failures.items() if is_first else ():
+            rank = int(context.envs[local_rank]["RANK"])
+            report = killed_rank_error(rank, failure.exitcode, float(failure.timestamp))
+            if report:
+                save_rank_error(report, folder)
+
+    SubprocessContext._capture_process_failures = capture_and_report  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run torchrun with these arguments; exit code 0, 1, or 128 + signal."""
+    die_with_parent()
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    # Its warnings repeat, at length, what the ranks report themselves.
+    logging.disable(logging.ERROR)
+    folder = os.environ.get(ERROR_DIR_VARIABLE)
+    if folder:
+        _report_at_once(Path(folder))
+    try:
+        torchrun.main(list(argv))
+    except SignalException as stop:
+        return 128 + int(stop.sigval)
+    except ChildFailedError:
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,224 @@
+"""Group-relative advantages: a response is judged against the other responses to its prompt.
+
+Knows nothing about tokens, ratios or losses; every token of a trajectory gets its advantage.
+
+Dimensions: B trajectories, G groups.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rollverify.config.tables import AdvantageConfig
+from rollverify.rollout.trajectory import Status, stacked
+
+StdKind = Literal["unbiased", "population", "none"]
+Baseline = Literal["group_mean", "leave_one_out"]
+
+STD_EPS = 1e-6
+
+
+def group_advantages(
+    rewards: Tensor,
+    group_ids: Tensor,
+    std: StdKind = "unbiased",
+    baseline: Baseline = "group_mean",
+) -> Tensor:
+    """Advantage of each trajectory within its group, (R - mean) / (std + 1e-6).
+
+    A group whose rewards are all equal, and so every group of one, gives exactly 0: the test is
+    on the rewards themselves, not on a rounded deviation. Groups may lie in any order and their
+    ids may be any integers.
+
+    Args:
+        rewards: [B] floating point; one reward per trajectory.
+        group_ids: [B] integer; equal for the trajectories of one prompt.
+        std: "unbiased" divides by the sample deviation (n - 1), "population" by the deviation
+            over n, "none" only centres the rewards.
+        baseline: "group_mean" subtracts the mean of the whole group, "leave_one_out" that of the
+            others, which is n / (n - 1) times as far from the reward; it takes std "none".
+
+    Returns:
+        [B] float32, dimensionless ("none": in units of the reward).
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit, a reward is not finite, std or baseline is
+            unknown, or leave_one_out is to be divided by a deviation.
+
+    Source:
+        DAPO Eq. 4 and 9 for the form; the papers leave n or n - 1 open, "unbiased" is our choice.
+        "none" is the Dr. GRPO advantage. leave_one_out: RLOO (arXiv 2402.14740).
+    """
+    _check(rewards, group_ids)
+    values_B = rewards.to(torch.float64)
+    group_B, sizes_G = _group_index(group_ids)
+    zeros_G = torch.zeros(len(sizes_G), dtype=torch.float64, device=rewards.device)
+
+    mean_G = zeros_G.index_add(0, group_B, values_B) / sizes_G
+    centred_B = values_B - mean_G[group_B]
+    if baseline == "leave_one_out":
+        advantages_B = centred_B * (sizes_G / (sizes_G - 1).clamp(min=1))[group_B]
+    elif std == "none":
+        advantages_B = centred_B
+    else:
+        divisor_G = (sizes_G - 1).clamp(min=1) if std == "unbiased" else sizes_G
+        std_G = (zeros_G.index_add(0, group_B, centred_B.square()) / divisor_G).sqrt()
+        advantages_B = centred_B / (std_G[group_B] + STD_EPS)
+
+    has_signal_B = _has_signal(values_B, group_B, len(sizes_G))[group_B]
+    return torch.where(has_signal_B, advantages_B, 0.0).to(torch.float32)
+
+
+def count_zero_signal_groups(rewards: Tensor, group_ids: Tensor) -> int:
+    """Number of groups that teach nothing, because all their rewards are equal.
+
+    A group of one counts. Synchronizes with the device.
+
+    Args:
+        rewards: [B] floating point; one reward per trajectory.
+        group_ids: [B] integer; equal for the trajectories of one prompt.
+
+    Returns:
+        A count between 0 and the number of distinct group ids.
+
+    Raises:
+        ValueError: if shapes or dtypes do not fit, or a reward is not finite.
+
+    Source:
+        The groups that DAPO's dynamic sampling (Section 3.2) would replace.
+    """
+    _check(rewards, group_ids)
+    group_B, sizes_G = _group_index(group_ids)
+    has_signal_G = _has_signal(rewards.to(torch.float64), group_B, len(sizes_G))
+    return int((~has_signal_G).sum().item())
+
+
+def has_signal(rewards: Tensor) -> bool:
+    """Whether the responses to one prompt teach anything: not all rewards are equal.
+
+    What dynamic sampling keeps; with rewards 0 and 1 it is 0 < number of right answers < n.
+
+    Args:
+        rewards: [n] floating point; the whole group.
+
+    Returns:
+        False for equal rewards, and so for one response or none.
+
+    Source:
+        DAPO Section 3.2.
+    """
+    return len(rewards) > 1 and bool((rewards != rewards[0]).any())
+
+
+def overlong_penalty(
+    response_tokens: Tensor, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0
+) -> Tensor:
+    """Soft penalty for long responses: 0 up to max - buffer, then falling to -factor at max.
+
+    For example, max 20480, buffer 4096: 16384 gives 0, 17408 -0.25, 18432 -0.5, 20480 -1.
+
+    Args:
+        response_tokens: [B] integer; length of each response.
+        max_tokens: longest response allowed, tokens.
+        buffer_tokens: length over which the penalty grows, in (0, max_tokens].
+        factor: penalty at max_tokens and beyond, >= 0, in units of the reward.
+
+    Returns:
+        [B] float32, in [-factor, 0]; to be added to the rewards before they become advantages.
+
+    Raises:
+        ValueError: if a setting is out of range.
+
+    Source:
+        DAPO Eq. 13.
+    """
+    excess_B = (response_tokens - (max_tokens - buffer_tokens)).to(torch.float32) / buffer_tokens
+    return -factor * excess_B.clamp(0.0, 1.0)
+
+
+def _check(rewards: Tensor, group_ids: Tensor) -> None:
+    if rewards.ndim != 1 or rewards.shape != group_ids.shape:
+        raise ValueError(
+            "rewards and group_ids must both have shape [B], "
+            f"got {list(rewards.shape)} and {list(group_ids.shape)}"
+        )
+    if not rewards.is_floating_point():
+        raise ValueError(f"rewards must be floating point, got {rewards.dtype}")
+    if group_ids.is_floating_point() or group_ids.dtype == torch.bool:
+        raise ValueError(f"group_ids must be integers, got {group_ids.dtype}")
+    finite_B = rewards.isfinite()
+    if not bool(finite_B.all()):
+        index = int(finite_B.logical_not().nonzero()[0].item())
+        raise ValueError(f"reward {index} is {rewards[index].item()}; a reward must be finite")
+
+
+def _group_index(group_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """[B] index of each trajectory's group from 0, and the [G] group sizes."""
+    # torch declares no types for unique.
+    _, group_B, sizes_G = cast(
+        "tuple[Tensor, Tensor, Tensor]",
+        torch.unique(group_ids, return_inverse=True, return_counts=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+    return group_B, sizes_G
+
+
+def _has_signal(values_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:
+    """[G] bool; True where a group's rewards are not all equal."""
+    highest_G = values_B.new_full((num_groups,), -torch.inf)
+    highest_G = highest_G.scatter_reduce(0, group_B, values_B, "amax")
+    lowest_G = values_B.new_full((num_groups,), torch.inf)
+    lowest_G = lowest_G.scatter_reduce(0, group_B, values_B, "amin")
+    return highest_G > lowest_G
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreditRule:
+    """How finished trajectories are judged."""
+
+    settings: AdvantageConfig = field(default_factory=AdvantageConfig)
+    max_response_tokens: int
+    """Longest response allowed."""
+
+    mask_truncated: bool = False
+    """Whether responses cut at the length limit are left out of the loss."""
+
+    def advantages(self, finished: list[TensorDict]) -> Tensor:
+        """Advantage of each trajectory, [B] float32; groups are whole.
+
+        Raises:
+            ValueError: if a reward is not finite.
+        """
+        if not finished:
+            return torch.zeros(0)
+        rewards, settings = stacked(finished, "reward"), self.settings
+        if settings.overlong_buffer_tokens:
+            lengths = torch.tensor([len(trajectory["response_ids"]) for trajectory in finished])
+            rewards = rewards + overlong_penalty(
+                lengths,
+                max_tokens=self.max_response_tokens,
+                buffer_tokens=settings.overlong_buffer_tokens,
+                factor=settings.overlong_factor,
+            )
+        group_ids = stacked(finished, "group_id")
+        return group_advantages(rewards, group_ids, settings.std, settings.baseline)
+
+    def trained(self, finished: list[TensorDict]) -> list[TensorDict]:
+        """The trajectories with the loss masks they are trained with; the given ones are left.
+
+        Those that are left out are copies whose loss mask is False.
+        """
+        if not self.mask_truncated:
+            return finished
+        return [
+            _left_out(trajectory) if trajectory["status"] == Status.LENGTH else trajectory
+            for trajectory in finished
+        ]
+
+
+def _left_out(trajectory: TensorDict) -> TensorDict:
+    copy = trajectory.copy()
+    copy["loss_mask"] = torch.zeros_like(trajectory["loss_mask"])
+    return copy

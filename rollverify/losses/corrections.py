@@ -1,0 +1,171 @@
+"""Importance weights and masks between the policy that sampled a token and the trainer.
+
+They stack with any loss: the token loss is multiplied by the weight. A mask is a weight of 0; it
+does not change the number of tokens or trajectories the loss is divided by. They are about rho =
+numerator / behavior and take no gradient.
+
+Dimensions: T tokens of one packed row; S trajectories.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rollverify.config.losses import (
+    GeometricMask,
+    Icepop,
+    Masked,
+    MaskStale,
+    NoCorrection,
+    Opsm,
+    Truncated,
+)
+from rollverify.losses.inputs import (
+    LOG_RATIO_LIMIT,
+    LossInputs,
+    log_difference,
+    sequence_means,
+    sequence_sums,
+)
+
+
+@dataclass(kw_only=True, frozen=True, slots=True)
+class Correction:
+    """What a correction makes of a row; all [T], detached."""
+
+    weights: Tensor
+    """The log-probs' dtype, >= 0; anything finite outside the mask."""
+
+    is_truncated: Tensor
+    """bool; the weight was cut to the threshold."""
+
+    is_masked: Tensor
+    """bool; the weight is 0 because the token or its trajectory is dropped."""
+
+
+def truncated(inputs: LossInputs, settings: Truncated) -> Correction:
+    """Weight min(rho, threshold): large ratios are cut, not dropped.
+
+    Of the token, or the product over the trajectory, the same for all its tokens; the sum of logs
+    is used, not the mean, and clamped to +-20 nats.
+
+    Source:
+        Truncated importance sampling (Liu, Yao et al. 2025), 2; RollVerify Section 5.1 has the same
+        value at token level. TRL's default is a sequence mask at 3 instead.
+    """
+    return _capped(_ratio(inputs, settings.level), settings.threshold)
+
+
+def measured(inputs: LossInputs, settings: NoCorrection) -> Correction:
+    """`truncated` by token, for the metrics."""
+    return _capped(_ratio(inputs, "token"), settings.threshold)
+
+
+def masked(inputs: LossInputs, settings: Masked) -> Correction:
+    """Weight rho, of token or trajectory, inside [low, high], 0 outside: rejection.
+
+    Source:
+        Masked importance sampling (Liu, Li et al. 2025). Bands differ: slime [1/u, u], TRL [0, 3]
+        with 0.5 and 2 in its example, which are our defaults. The number of tokens that the loss is
+        divided by stays (slime, TRL); verl's rejection shrinks it.
+    """
+    return _banded(_ratio(inputs, settings.level), settings.low, settings.high)
+
+
+def icepop(inputs: LossInputs, settings: Icepop) -> Correction:
+    """IcePop: weight rho of the token inside [low, high], 0 outside.
+
+    Source:
+        IcePop (Ring-1T, arXiv 2510.18855), 0.5 and 5; some code bases take 0.5 and 2.
+    """
+    return _banded(_ratio(inputs, "token"), settings.low, settings.high)
+
+
+def geometric_mask(inputs: LossInputs, settings: GeometricMask) -> Correction:
+    """Keep trajectories whose geometric mean of rho is inside [low, high], with weight 1.
+
+    Source:
+        Geometric rejection sampling of verl's DAPO script, 0.99 and 1.01.
+    """
+    means_S, index_T = sequence_means(_difference(inputs), inputs)
+    ratio_T = means_S.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()[index_T]
+    return _kept(inputs, (ratio_T >= settings.low) & (ratio_T <= settings.high))
+
+
+def mask_stale(inputs: LossInputs, settings: MaskStale) -> Correction:
+    """Drop tokens that are older than `max_age` steps; the others have weight 1.
+
+    Source:
+        Partial rollouts that train on the newest segment only (Kimi k1.5 Section 2.6.2 leaves it
+        open; slime masks everything before the resume, max_age 0).
+    """
+    return _kept(inputs, inputs.ages <= settings.max_age)
+
+
+def opsm(inputs: LossInputs, settings: Opsm) -> Correction:
+    """Drop trajectories with A < 0 that the policy has already turned away from.
+
+    A trajectory is dropped where the mean of log behavior - log policy is above delta; the others
+    have weight 1.
+
+    Source:
+        Off-policy sequence masking of DeepSeek-V3.2; 1e-4 as in slime, other code bases take 0.1.
+    """
+    behavior_T, policy_T = inputs.behavior_logprobs.detach(), inputs.policy_logprobs.detach()
+    difference_T = log_difference(behavior_T, policy_T, inputs.loss_mask)
+    means_S, index_T = sequence_means(difference_T, inputs)
+    return _kept(inputs, ~((inputs.advantages < 0) & (means_S[index_T] > settings.delta)))
+
+
+CORRECTION_FUNCTIONS: dict[str, Callable[[LossInputs, Any], Correction]] = {
+    "none": measured,
+    "truncated": truncated,
+    "masked": masked,
+    "icepop": icepop,
+    "geometric_mask": geometric_mask,
+    "mask_stale": mask_stale,
+    "opsm": opsm,
+}
+"""Correction by the name it has in `correction.name`; each takes its own table."""
+
+
+def _difference(inputs: LossInputs) -> Tensor:
+    numerator_T, behavior_T = inputs.numerator_logprobs, inputs.behavior_logprobs
+    return log_difference(numerator_T.detach(), behavior_T.detach(), inputs.loss_mask)
+
+
+def _ratio(inputs: LossInputs, level: Literal["token", "sequence"]) -> Tensor:
+    """[T] in [e-20, e20]; 1 outside the mask at token level."""
+    log_ratio_T = _difference(inputs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    if level == "token":
+        return log_ratio_T.exp()
+    sums_S, index_T = sequence_sums(log_ratio_T, inputs)
+    return sums_S.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()[index_T]
+
+
+def _capped(ratio_T: Tensor, threshold: float) -> Correction:
+    return Correction(
+        weights=ratio_T.clamp(max=threshold),
+        is_truncated=ratio_T > threshold,
+        is_masked=torch.zeros_like(ratio_T, dtype=torch.bool),
+    )
+
+
+def _banded(ratio_T: Tensor, low: float, high: float) -> Correction:
+    is_masked_T = (ratio_T < low) | (ratio_T > high)
+    return Correction(
+        weights=torch.where(is_masked_T, 0.0, ratio_T),
+        is_truncated=torch.zeros_like(is_masked_T),
+        is_masked=is_masked_T,
+    )
+
+
+def _kept(inputs: LossInputs, is_kept_T: Tensor) -> Correction:
+    return Correction(
+        weights=is_kept_T.to(inputs.behavior_logprobs.dtype),
+        is_truncated=torch.zeros_like(is_kept_T),
+        is_masked=~is_kept_T,
+    )

@@ -1,0 +1,171 @@
+"""What the metrics of an optimizer step are made of: per-token values, shares and histograms.
+
+Changes no loss.
+
+Dimensions: T tokens of one packed row.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rollverify.losses.corrections import Correction
+from rollverify.losses.inputs import (
+    Diagnostics,
+    LossInputs,
+    check_finite,
+    k3,
+    log_difference,
+    log_ratio,
+)
+
+RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
+RATIO_BUCKETS = (
+    "below_0_5",
+    "from_0_5",
+    "from_0_8",
+    "from_0_95",
+    "from_1_05",
+    "from_1_25",
+    "from_2_up",
+)
+"""Names of the buckets that `RATIO_EDGES` divide; each begins at its number."""
+
+
+def ratio_histogram(ratio: Tensor, loss_mask: Tensor) -> Tensor:
+    """Count tokens per bucket of the ratio.
+
+    Args:
+        ratio: [T] floating point.
+        loss_mask: [T] bool; other positions are not counted.
+
+    Returns:
+        [len(RATIO_BUCKETS)] float32; counts.
+
+    Source:
+        Our choice.
+    """
+    edges = ratio.new_tensor(RATIO_EDGES)
+    bucket_T = torch.bucketize(ratio, edges, right=True)
+    counts = torch.zeros(len(RATIO_BUCKETS), device=ratio.device)
+    return counts.index_add(0, bucket_T, loss_mask.to(torch.float32))
+
+
+def step_diagnostics(inputs: LossInputs, correction: Correction) -> Diagnostics:
+    """How far the step has moved, and what the correction does or would do.
+
+    Args:
+        inputs: one packed row.
+        correction: of the same row, whether it is applied or not.
+
+    Returns:
+        [T] each, detached, 0 outside the mask. ratio: policy / denominator. kl: k3 estimate of
+        KL(denominator || policy), nats. correction_weight and its square; is_truncated,
+        is_correction_masked: 1 where the weight was cut or is 0.
+
+    Source:
+        Our choice.
+    """
+    mask_T = inputs.loss_mask
+    dtype = correction.weights.dtype
+    inside_T = mask_T.to(dtype)
+    policy_T, denominator_T = inputs.policy_logprobs.detach(), inputs.denominator_logprobs.detach()
+    step_T = log_ratio(policy_T, denominator_T, mask_T)
+    weight_T = torch.where(mask_T, correction.weights, 0.0)
+    return {
+        "ratio": step_T.exp() * inside_T,
+        "kl": k3(step_T),
+        "correction_weight": weight_T,
+        "correction_weight_squared": weight_T.square(),
+        "is_truncated": correction.is_truncated.to(dtype) * inside_T,
+        "is_correction_masked": correction.is_masked.to(dtype) * inside_T,
+    }
+
+
+def engine_mismatch(anchor: Tensor, behavior: Tensor, loss_mask: Tensor) -> Diagnostics:
+    """Trainer against engine under one version of the policy: the mismatch apart from staleness.
+
+    Args:
+        anchor: [T] float32 or float64, nats; trainer, under the version that sampled each token.
+            May be anything outside the mask.
+        behavior: [T] same dtype, nats; engine, at sampling time.
+        loss_mask: [T] bool; True on tokens the loss sums over.
+
+    Returns:
+        mismatch_abs: |log anchor - log behavior|, nats. mismatch_k3: k3 estimate of KL(behavior ||
+        anchor), nats. Each [T], 0 outside the mask.
+
+    Source:
+        Our choice: RollVerify does not tell the two apart.
+    """
+    mismatch_T = log_ratio(anchor, behavior, loss_mask)
+    return {"mismatch_abs": mismatch_T.abs(), "mismatch_k3": k3(mismatch_T)}
+
+
+def effective_sample_frac(weight_sum: float, square_sum: float, num_tokens: float) -> float:
+    """Share of the tokens that as many equal weights would be worth, (sum w)^2 / (n sum w^2).
+
+    For example, weights 1, 1, 0, 0 give 4 / (4 * 2) = 0.5.
+
+    Args:
+        weight_sum: sum of the weights.
+        square_sum: sum of their squares.
+        num_tokens: n.
+
+    Returns:
+        Between 0 and 1; 0 where all weights are 0 or there are none.
+
+    Source:
+        Kong 1992, over tokens.
+    """
+    product = num_tokens * square_sum
+    return weight_sum * weight_sum / product if product > 0.0 else 0.0
+
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+KL_LIMIT = 20.0
+"""Differences are clamped to +-20 nats before the exponential of k3."""
+
+K3_LIMIT = 10.0
+"""k3 is clamped to 10 nats: one token cannot outweigh the batch."""
+
+
+def kl_penalty(
+    policy_logprobs: Tensor,
+    reference_logprobs: Tensor,
+    loss_mask: Tensor,
+    estimator: KlEstimator = "k3",
+) -> Tensor:
+    """Estimate of KL(policy || reference) at each token, with the policy's gradient.
+
+    With d = log policy - log reference: k1 = d, unbiased, may be negative, and the gradient of its
+    mean is 0 in expectation, so it only serves to watch. k2 = d^2 / 2, slightly biased, its
+    gradient is that of the KL. k3 = exp(-d) - 1 + d, unbiased and >= 0. All suppose tokens of the
+    policy itself; stale tokens bias them.
+
+    Args:
+        policy_logprobs: [T] float32 or float64, nats; with gradient.
+        reference_logprobs: [T] same dtype, nats.
+        loss_mask: [T] bool.
+        estimator: "k1", "k2" or "k3".
+
+    Returns:
+        [T] nats; 0 with gradient exactly 0 outside the mask and where a clamp acts.
+
+    Raises:
+        ValueError: if the reference is not finite inside the mask.
+
+    Source:
+        Schulman, "Approximating KL Divergence" (2020); k3 in GRPO (arXiv 2402.03300). The clamps to
+        20 and 10 nats are verl's.
+    """
+    check_finite(loss_mask, reference_logprobs=reference_logprobs)
+    difference_T = log_difference(policy_logprobs, reference_logprobs.detach(), loss_mask)
+    difference_T = difference_T.clamp(-KL_LIMIT, KL_LIMIT)
+    if estimator == "k1":
+        return difference_T
+    if estimator == "k2":
+        return difference_T.square() / 2
+    return k3(-difference_T).clamp(max=K3_LIMIT)

@@ -1,0 +1,175 @@
+"""Reads what a run starts from: model folder, tokenizer, prompts; refuses what does not fit.
+
+Loads no weights and starts no engine, so a mistake is found within a second or two.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from rollverify.config.tables import Config
+from rollverify.data.encoding import EncodedText, encode_prompts
+from rollverify.data.prompts import Prompt, read_prompt_set
+from rollverify.data.sources import PromptSource, SourceOptions, Use, resolve_source
+from rollverify.data.templates import ChatTemplate, read_chat_template
+from rollverify.engine.model_folder import ModelFolder
+from rollverify.errors import DataError
+from rollverify.rewards import Reward, make_reward, readable_indices
+from rollverify.rollout.prompt_queue import EncodedPrompt
+from rollverify.toy.settings import TEST_FILE, TRAIN_FILE, base_folder
+
+if TYPE_CHECKING:
+    from rollverify.engine.model_folder import ModelFolder
+    from rollverify.rollout.prompt_queue import EncodedPrompt
+
+
+def load_encoded(
+    source: PromptSource | Path,
+    model: ModelFolder,
+    max_prompt_tokens: int,
+    reward: Reward,
+    *,
+    long_prompts: Literal["error", "drop"] = "error",
+    chat: ChatTemplate | None = None,
+) -> tuple[list[Prompt], list[EncodedPrompt]]:
+    """Prompts of a source with their token ids and graders.
+
+    Args:
+        source: where they are; a path is a file with the columns "prompt" and "answer".
+        model: tokenizer and decoder.
+        max_prompt_tokens: longest prompt allowed.
+        reward: scores a decoded response.
+        long_prompts: whether a longer one is an error or is dropped and counted.
+        chat: the model's chat template, if prompts go through it.
+
+    Returns:
+        (prompts, encoded prompts), in the order of the source; prompts whose answer the reward
+        cannot read are left out and counted in a log line.
+
+    Raises:
+        DataError: see `read_prompt_set` and `encode_prompts`; or an answer that nothing could
+            match.
+    """
+    if isinstance(source, Path):
+        source = PromptSource(location=source)
+    prompt_set = read_prompt_set(source, chat.render if chat else None)
+    texts = encode_prompts(
+        prompt_set, model.tokenizer, max_prompt_tokens, long_prompts=long_prompts
+    )
+    kept = readable_indices([text.prompt for text in texts], reward, str(source.location))
+    texts = [texts[index] for index in kept]
+    for text in texts:
+        _check_answer(text, reward)
+    encoded = [
+        EncodedPrompt(
+            token_ids=text.token_ids,
+            grade=_grader(text.prompt, reward, model.decode),
+            prompt_index=index,
+        )
+        for index, text in enumerate(texts)
+    ]
+    return [text.prompt for text in texts], encoded
+
+
+def _check_answer(text: EncodedText, reward: Reward) -> None:
+    try:
+        reward(text.prompt, "")
+    except DataError as error:
+        raise DataError(f"{text.place}: {error}") from error
+
+
+def _grader(
+    prompt: Prompt, reward: Reward, decode: Callable[[Sequence[int]], str]
+) -> Callable[[Sequence[int]], float]:
+    return lambda token_ids: reward(prompt, decode(token_ids))
+
+
+def encoded_batches(
+    batches: Iterable[list[Prompt]], prompts: list[Prompt], encoded: list[EncodedPrompt]
+) -> Iterator[list[EncodedPrompt]]:
+    """The loader's batches with each prompt replaced by its encoded form."""
+    by_id = {prompt.prompt_id: item for prompt, item in zip(prompts, encoded, strict=True)}
+    for batch in batches:
+        yield [by_id[prompt.prompt_id] for prompt in batch]
+
+
+logger = logging.getLogger(__name__)
+
+
+def make_run_reward(config: Config) -> Reward:
+    """One object for all prompts of a run: it may own processes.
+
+    Raises:
+        ConfigError: if the reward needs a package that is not installed.
+    """
+    return make_reward(
+        config.data.reward,
+        time_out_s=config.reward.time_out_s,
+        num_workers=config.reward.num_workers,
+    )
+
+
+def load_inputs(
+    config: Config, model: "ModelFolder", reward: Reward
+) -> tuple[list[Prompt], list["EncodedPrompt"], list["EncodedPrompt"]]:
+    """Training prompts, the same with their ids and graders, and the test problems in use.
+
+    There are no test problems where evaluation is off.
+
+    Raises:
+        ConfigError: if `data.train` or `data.test` names nothing that is known.
+        DataError: see `load_encoded`.
+    """
+    prompts, encoded = load_from(config, model, prompt_source(config, "train"), reward)
+    test: list[EncodedPrompt] = []
+    if config.evaluation.enable:
+        _, test = load_from(config, model, prompt_source(config, "test"), reward)
+        test = test[: config.evaluation.num_problems]
+    names = f"method {config.method.name}, loss {config.loss.name}, model {model.path}"
+    logger.info("%s, %d training prompts, %d test prompts", names, len(prompts), len(test))
+    return prompts, encoded, test
+
+
+def load_from(
+    config: Config, model: "ModelFolder", source: PromptSource, reward: Reward
+) -> tuple[list[Prompt], list["EncodedPrompt"]]:
+    """Any prompts, worded, limited and graded as the config says.
+
+    Raises:
+        ConfigError: if a chat template is asked for that the model has not.
+        DataError: see `load_encoded`.
+    """
+    pass
+
+    data = config.data
+    return load_encoded(
+        source,
+        model,
+        config.rollout.max_prompt_tokens,
+        reward,
+        long_prompts=data.long_prompts,
+        chat=read_chat_template(model.path, data.system_prompt) if data.chat_template else None,
+    )
+
+
+def prompt_source(config: Config, use: Use) -> PromptSource:
+    """The source that `data.train` or `data.test` names, without opening it.
+
+    Raises:
+        ConfigError: if it names nothing that is known.
+    """
+    data = config.data
+    if use == "train":
+        text, file, columns, hub = data.train, TRAIN_FILE, data.train_columns, data.train_hub
+    else:
+        text, file, columns, hub = data.test, TEST_FILE, data.test_columns, data.test_hub
+    options = SourceOptions(
+        columns=cast(dict[str, str], columns),  # the config's rules have checked them
+        hub=cast(dict[str, str], hub),
+        answer_format=data.answer_format,
+        template=data.template,
+        duplicates=data.duplicates,
+    )
+    text = text or str(base_folder(config.prepare) / file)
+    return resolve_source(text, use=use, setting=f"data.{use}", options=options)

@@ -1,1 +1,0 @@
-"""Tasks the project makes by itself, without a download: problems, demonstrations, tokenizer."""

@@ -1,0 +1,143 @@
+"""RollVerify's parts on a real engine and trainer, one data rank; imported by the engine tests."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from support.engine_pair import MAX_NUM_SEQS, Pair
+from support.tiny_models import EOS_ID, random_documents
+from tensordict import TensorDict
+
+from rollverify.engine.model_folder import RoutingShape
+from rollverify.hooks import StepState
+from rollverify.losses.advantages import CreditRule
+from rollverify.losses.objective import Objective
+from rollverify.metrics.json_lines import AuditLog
+from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.ledger import PromptLedger
+from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
+from rollverify.rollout.request_loop import RequestLoop, ResumedRouting
+from rollverify.rollout.rollouter import Rollouter
+from rollverify.training.policy_update import PolicyUpdate
+from rollverify.training.scoring import TrajectoryScorer
+from rollverify.verification.scoring import AnchorScoring, OpsScoring
+from rollverify.verification.stage import Verification
+
+TEMPERATURE = 0.8
+ZERO_AGE_LIMIT = 1e-5
+"""float32 on both sides; measured 3e-6."""
+
+PROMPTS = [
+    EncodedPrompt(token_ids=tuple(ids), grade=lambda ids: float(ids[0] % 2), prompt_index=i)
+    for i, ids in enumerate(random_documents([4, 7, 12, 5, 9, 6], seed=3))
+]
+
+
+def make_rollouter(
+    pair: Pair, buffer: TrajectoryBuffer, routing: ResumedRouting | None = None
+) -> Rollouter:
+    """Two groups of two per step, more requests than the engine has slots."""
+
+    def batches() -> Iterator[list[EncodedPrompt]]:
+        while True:
+            yield from ([one] for one in PROMPTS)
+
+    loop = RequestLoop(
+        engine=pair.engine,
+        buffer=buffer,
+        prompts=PROMPTS,
+        max_response_tokens=60,
+        stop_token_id=EOS_ID,
+        temperature=TEMPERATURE,
+        run_seed=0,
+        mask_older=False,
+        routing=routing,
+    )
+    return Rollouter(
+        loop=loop,
+        buffer=buffer,
+        queue=PromptQueue(batches=batches(), prompts=PROMPTS, data_rank=0, data_world_size=1),
+        ledger=PromptLedger(),
+        prompts_per_step=2,
+        group_size=2,
+        num_in_flight=MAX_NUM_SEQS + 4,
+        max_num_seqs=MAX_NUM_SEQS,
+        count_every=1,
+        is_on_policy=False,
+        must_be_verified=True,
+        data_rank=0,
+        data_world_size=1,
+        data_group=None,
+    )
+
+
+def update(pair: Pair, routing: RoutingShape | None = None) -> PolicyUpdate:
+    """Steps that replay the engine's experts if they are given their shape."""
+    return PolicyUpdate(
+        trainer=pair.trainer,
+        objective=Objective(),
+        credit=CreditRule(max_response_tokens=60),
+        micro_batch_tokens=512,
+        temperature=TEMPERATURE,
+        aggregation="token_mean",
+        constant_length=60,
+        replay="engine" if routing else "off",
+        routing=routing,
+        data_group=None,
+    )
+
+
+def scorer_of(pair: Pair, routing: RoutingShape | None = None) -> TrajectoryScorer:
+    """Replays recorded experts if it is given their shape."""
+    return TrajectoryScorer(
+        trainer=pair.trainer,
+        micro_batch_tokens=512,
+        temperature=TEMPERATURE,
+        data_group=None,
+        routing=routing,
+    )
+
+
+class Run:
+    """Rollouter, scorer and stages on one pair, with the paper's thresholds (segment, token).
+
+    Given the shape of the model's routing, the engine's experts are recorded and replayed.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        folder: Path,
+        reference: Any = "anchor",
+        routing: RoutingShape | None = None,
+        on_resume: ResumedRouting = "keep",
+        thresholds: tuple[float, float] = (0.01, 2.0),
+    ) -> None:
+        self.pair = pair
+        self.buffer = TrajectoryBuffer(group_size=2)
+        self.rollouter = make_rollouter(pair, self.buffer, on_resume if routing else None)
+        scorer = scorer_of(pair, routing)
+        self.anchors = AnchorScoring(scorer)
+        self.scoring = OpsScoring(
+            scorer=scorer, reference=reference, symmetric=False, data_group=None
+        )
+        self.verification = Verification(
+            ops_scoring=self.scoring,
+            buffer=self.buffer,
+            segment_threshold=thresholds[0],
+            token_threshold=thresholds[1],
+            audit_log=AuditLog(folder, rank=0),
+            data_group=None,
+        )
+
+    def step(self, version: int, train: Callable[[list[TensorDict]], Any]) -> StepState:
+        """Rollout under a version, `train`, verification against the weights after it."""
+        state = StepState(step=version + 1, policy_version=version)
+        state.finished, state.unfinished = self.rollouter.collect(version)
+        self.anchors(state)
+        train(state.finished)
+        state.policy_version += 1
+        self.scoring(state)
+        self.verification(state)
+        self.buffer.check()
+        return state

@@ -1,0 +1,79 @@
+"""One rank of the test set pass that test_evaluation_ranks.py checks; not a test itself.
+
+Arguments: rank, world size, folder. Each rank writes its metrics.
+"""
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from support.fakes import FakeEngine
+
+from rollverify.evaluation.stage import Evaluation
+from rollverify.rollout.prompt_queue import EncodedPrompt
+
+NUM_PROBLEMS, NUM_SAMPLES = 5, 4
+# Lengths of the greedy response and the sampled ones; 6 is the limit.
+LENGTHS = [(1, 2, 3, 2, 5), (2, 4, 4, 4, 1), (3, 6, 6, 6, 6), (4, 2, 2, 6, 5), (5, 1, 3, 1, 3)]
+
+
+def answer_of(token_ids: list[int]) -> str | None:
+    """Of every length its own, but of 4 that of 2, and of a response that was cut none."""
+    return {6: None, 4: "two", 2: "two"}.get(len(token_ids), f"{len(token_ids)} tokens")
+
+
+def evaluate(rank: int, world_size: int, num_problems: int = NUM_PROBLEMS) -> dict[str, float]:
+    """Metrics of this rank's share; an even length is right."""
+    stops = {
+        f"eval/{index}/{sample}": length
+        for index, lengths in enumerate(LENGTHS)
+        for sample, length in enumerate(lengths)
+        if length < 6
+    }
+    prompts = [
+        EncodedPrompt(
+            token_ids=(index,), grade=lambda ids: float(len(ids) % 2 == 0), prompt_index=index
+        )
+        for index in range(num_problems)
+    ]
+    stage = Evaluation(
+        engine=FakeEngine(stop_after=stops),
+        prompts=prompts,
+        samples_per_problem=NUM_SAMPLES,
+        temperature=0.8,
+        top_p=1.0,
+        max_response_tokens=6,
+        max_num_seqs=8,
+        run_seed=5,
+        every_steps=1,
+        last_step=1,
+        data_rank=rank,
+        data_world_size=world_size,
+        answer_of=answer_of,
+        num_graders=rank,  # Threads on one of them.
+    )
+    return stage.run(0)
+
+
+def main() -> None:
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+    )
+    results = {
+        "shares": evaluate(rank, world_size),
+        "nothing on rank 1": evaluate(rank, world_size, num_problems=1),
+        # As tensor ranks do, which work on the same problems.
+        "twice": evaluate(0, 1),
+    }
+    (folder / f"{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

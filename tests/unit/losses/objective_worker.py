@@ -1,0 +1,54 @@
+"""One rank of the steps that test_objective_ranks.py checks; not a test itself.
+
+Arguments: rank, world size, folder. Rank 0 writes the parameters and metrics of every objective.
+"""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from support.fakes import ScoringTrainer
+from unit.losses.objective_cases import OBJECTIVES, RANK_CASES, stale_batch, take_step
+
+
+class SummingTrainer(ScoringTrainer):
+    """Adds the gradients of all ranks."""
+
+    def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
+        if self.logits.grad is None:
+            self.logits.grad = torch.zeros_like(self.logits)
+        dist.all_reduce(self.logits.grad)
+        return super().optimizer_step(is_last=is_last)
+
+
+def main() -> None:
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+    )
+    # Groups go round the ranks, but the last rank has one less than its share.
+    owners = [min(one, 6) % world_size for one in range(8)]
+    finished = [one for one in stale_batch() if owners[int(one["group_id"])] == rank]
+    results = []
+    for name, changes in RANK_CASES:
+        trainer = SummingTrainer()
+        metrics = take_step(
+            trainer,
+            finished,
+            OBJECTIVES[name],
+            data_group=dist.group.WORLD,
+            micro_batch_tokens=20,
+            **changes,
+        )
+        results.append((trainer.logits.detach(), metrics))
+    if rank == 0:
+        torch.save(results, folder / "results.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

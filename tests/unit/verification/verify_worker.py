@@ -1,0 +1,137 @@
+"""One rank of the verify phase that test_verify_ranks.py checks; not a test itself.
+
+Arguments: rank, world size, folder. Each rank writes its metrics and how much of U_k it has left.
+"""
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from support.fakes import ScoringTrainer, paused
+from tensordict import TensorDict
+
+from rollverify.hooks import StepState
+from rollverify.metrics.json_lines import AuditLog
+from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.ledger import PromptLedger, PromptState
+from rollverify.training.scoring import TrajectoryScorer
+from rollverify.verification.filtering import TrajectoryFilter, keep_young
+from rollverify.verification.metrics import trained_metrics
+from rollverify.verification.scoring import AnchorScoring, OpsScoring
+from rollverify.verification.stage import Verification
+from rollverify.verification.switching import AcceptanceWindow, Switching
+
+NUM_GROUPS = 6
+VERSION = 9
+
+
+class Told:
+    """Stands in for the rollouter."""
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        del is_on_policy
+
+
+def groups_of(rank: int, world_size: int) -> dict[int, list[TensorDict]]:
+    """This rank's share of the groups; group 0 is empty, so ranks hold different amounts."""
+    made: dict[int, list[TensorDict]] = {}
+    for group in range(NUM_GROUPS):
+        generator = torch.Generator().manual_seed(group)
+        members = []
+        for sample in range(3):
+            sizes = torch.randint(0, 5, (3,), generator=generator) * (group > 0)
+            ages = (4, 2, 0) if group == 3 else (3, 2, 1)
+            segments = {
+                VERSION - age: (-2 * torch.rand(int(size), generator=generator)).tolist()
+                for age, size in zip(ages, sizes, strict=True)
+            }
+            one = paused(segments, group=group, sample=sample, has_anchors=False)
+            one["response_ids"] = torch.randint(
+                0, 9, one["response_ids"].shape, generator=generator
+            )
+            members.append(one)
+        if group % world_size == rank:
+            made[group] = members
+    return made
+
+
+def verify(
+    rank: int, world_size: int, group: dist.ProcessGroup | None, folder: Path
+) -> dict[str, Any]:
+    """Metrics and lengths after anchors, a step, OPS, filter, verification and switching."""
+    buffer, ledger = TrajectoryBuffer(group_size=3), PromptLedger()
+    for group_id, members in groups_of(rank, world_size).items():
+        buffer.add_group(members)
+        ledger.add(group_id)
+        ledger.move(group_id, PromptState.RUNNING)
+        ledger.move(group_id, PromptState.PAUSED)
+    state = StepState(step=4, policy_version=VERSION, unfinished=buffer.trajectories())
+    trainer = ScoringTrainer(vocab_size=9)
+    scorer = TrajectoryScorer(
+        trainer=trainer, micro_batch_tokens=16, temperature=1.0, data_group=group
+    )
+    lengths = [len(one["response_ids"]) for one in state.unfinished]
+    anchors = scorer.score(state.unfinished).split(lengths)
+    for one, anchor in zip(state.unfinished, anchors, strict=True):
+        one["anchor_logprobs"] = anchor  # As if taken in each version's own step.
+    AnchorScoring(scorer)(state)
+    own = 0.9 * scorer.score(state.unfinished)
+    state.metrics |= trained_metrics(state.unfinished, own, VERSION, group)
+    with torch.no_grad():
+        trainer.logits += 0.05 * torch.arange(9.0)
+    scoring = OpsScoring(scorer=scorer, reference="anchor", symmetric=False, data_group=group)
+    audit_log = AuditLog(folder, rank=rank)
+    stages = (
+        scoring,
+        TrajectoryFilter(
+            keep=keep_young(3),
+            discard="group",
+            ops_scoring=scoring,
+            buffer=buffer,
+            ledger=ledger,
+            data_group=group,
+        ),
+        Verification(
+            ops_scoring=scoring,
+            buffer=buffer,
+            segment_threshold=0.18,
+            token_threshold=0.22,
+            audit_log=audit_log,
+            data_group=group,
+        ),
+        Switching(
+            window=AcceptanceWindow(size=2, threshold=0.5, average="window"),
+            ops_scoring=scoring,
+            rollouter=Told(),
+            data_group=group,
+        ),
+    )
+    for stage in stages:
+        stage(state)
+    audit_log.close()
+    del state.metrics["verification/scan_s"]
+    left = {
+        f"{int(one['group_id'])}/{int(one['sample_index'])}": one["response_ids"].tolist()
+        for one in state.unfinished
+    }
+    return {"metrics": state.metrics, "left": left, "num_rows": len(trainer.scored_rows)}
+
+
+def main() -> None:
+    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world_size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+    )
+    result = verify(rank, world_size, dist.group.WORLD, folder)
+    (folder / f"{rank}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Causal attention over packed documents where torchtitan's varlen kernel is missing (CPUs).
+
+Same packed layout and metadata as `VarlenAttention`; only the kernel differs. Documents of similar
+length share one padded `scaled_dot_product_attention` call, so a row of many short documents costs
+a few calls instead of one per document. Float32 in, float32 out.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchtitan.config.override import derive, override
+from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
+from torchtitan.protocols.module import Module
+
+OVERRIDE = "torchtitan_ext.cpu.attention.packed_sdpa"
+
+
+def bucket_documents(lengths: list[int], max_padding: float = 1.5) -> list[list[int]]:
+    """Group documents so that padding each group to its longest member stays cheap.
+
+    Args:
+        lengths: length in tokens of each document.
+        max_padding: a group's longest member may be this many times its shortest.
+
+    Returns:
+        Lists of document indices; every index appears once.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    groups: list[list[int]] = []
+    for i in order:
+        if groups and lengths[i] <= max(16, max_padding * lengths[groups[-1][0]]):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+class PackedSDPA(Module):
+    """Drop-in for `VarlenAttention` built on `scaled_dot_product_attention`."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(VarlenAttention.Config):
+        """The settings of `VarlenAttention`; only its causal window is supported."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+
+    def forward(
+        self,
+        q_BLNH: Tensor,
+        k_BLNH: Tensor,
+        v_BLNH: Tensor,
+        *,
+        attention_masks: VarlenMetadata,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        **kwargs: object,
+    ) -> Tensor:
+        """Attend causally within each packed document.
+
+        Args:
+            q_BLNH: [B, L, N, H] queries.
+            k_BLNH: [B, L, Nkv, H] keys.
+            v_BLNH: [B, L, Nkv, H] values.
+            attention_masks: document boundaries over the flattened B * L tokens.
+            scale: multiplier of the scores; 1 / sqrt(H) where None.
+            enable_gqa: N is a multiple of Nkv.
+            kwargs: other arguments of `VarlenAttention.forward`; none is supported.
+
+        Returns:
+            [B, L, N, H], dtype of q.
+
+        Raises:
+            ValueError: if an unsupported argument is given.
+        """
+        unsupported = [name for name, value in kwargs.items() if value is not None]
+        if unsupported:
+            raise ValueError(f"PackedSDPA does not support {unsupported}")
+        batch, length, num_heads, _ = q_BLNH.shape
+        q, k, v = (t.reshape(batch * length, -1, t.shape[-1]) for t in (q_BLNH, k_BLNH, v_BLNH))
+        plan = _plan_of(attention_masks, batch * length)
+        outputs = [
+            _attend(q[index], k[index], v[index], scale, enable_gqa).flatten(0, 1)
+            for index, _ in plan.groups
+        ]
+        packed = torch.cat(outputs, dim=0)[plan.inverse]
+        return packed.view(batch, length, num_heads, v.shape[-1])
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, enable_gqa: bool) -> Tensor:
+    """Causal attention of [D, L, N, H] right-padded documents; returns [D, L, N, H].
+
+    Right padding needs no mask: a causal query never sees a later key, and the rows of padding
+    are not read back.
+    """
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa
+    )
+    return out.transpose(1, 2)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Gather indices of one packed row, shared by all layers of a forward pass."""
+
+    groups: list[tuple[Tensor, int]]
+    inverse: Tensor
+
+
+_last_plan: tuple[Tensor, _Plan] | None = None
+
+
+def _plan_of(metadata: VarlenMetadata, num_tokens: int) -> _Plan:
+    """The plan for this metadata; the layers of one forward pass share it."""
+    global _last_plan
+    if _last_plan is not None and _last_plan[0] is metadata.cu_seq_q:
+        return _last_plan[1]
+    bounds = metadata.cu_seq_q.tolist()
+    starts, lengths = bounds[:-1], [b - a for a, b in pairwise(bounds)]
+    groups: list[tuple[Tensor, int]] = []
+    inverse = torch.empty(num_tokens, dtype=torch.int64)
+    offset = 0
+    for members in bucket_documents(lengths):
+        longest = max(lengths[i] for i in members)
+        start = torch.tensor([starts[i] for i in members])[:, None]
+        size = torch.tensor([lengths[i] for i in members])[:, None]
+        column = torch.arange(longest)[None, :]
+        # Padding repeats the document's last token; its output is never read.
+        index = start + torch.minimum(column, size - 1)
+        slot = offset + torch.arange(index.numel()).view_as(index)
+        real = column < size
+        inverse[index[real]] = slot[real]
+        groups.append((index, longest))
+        offset += index.numel()
+    plan = _Plan(groups=groups, inverse=inverse)
+    _last_plan = (metadata.cu_seq_q, plan)
+    return plan
+
+
+@override(target=VarlenAttention.Config, description="padded SDPA per group of documents on CPU")
+def packed_sdpa(config: VarlenAttention.Config) -> PackedSDPA.Config:
+    """Replace a causal `VarlenAttention` by `PackedSDPA`.
+
+    Raises:
+        ValueError: for a sliding window or non-causal attention.
+    """
+    if tuple(config.window_size) != (-1, 0):
+        raise ValueError(f"PackedSDPA is causal only, got window_size {config.window_size}")
+    return derive(config, PackedSDPA.Config)

@@ -1,0 +1,56 @@
+"""Mixture-of-experts layers in float32 where torchtitan's grouped kernel would cast to bfloat16.
+
+torchtitan's `GroupedExperts` multiplies in bfloat16 whatever the parameters' type. On a CPU that
+costs log-prob parity with the rollout engine, so experts are applied in the parameters' own type.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torchtitan.config.override import derive, override
+from torchtitan.models.common.moe import GroupedExperts
+
+OVERRIDE = "torchtitan_ext.cpu.experts.float32_experts"
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+class Float32Experts(GroupedExperts):
+    """`GroupedExperts` with one matrix product per expert in the parameters' type."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """The settings of `GroupedExperts`."""
+
+    def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
+        """Apply expert e to its rows; rows come sorted by expert.
+
+        Args:
+            x_RD: [R, D] rows, sorted by expert; rows past the last expert's are padding.
+            num_tokens_per_expert_E: [E] integer, rows of each expert.
+
+        Returns:
+            [R, D], dtype of x; padding rows are 0.
+        """
+        w1_EFD, w2_EDF, w3_EFD = (_local(w) for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
+        counts = num_tokens_per_expert_E.tolist()
+        outputs = []
+        start = 0
+        for expert, count in enumerate(counts):
+            rows = x_RD[start : start + count].to(w1_EFD.dtype)
+            hidden = F.silu(rows @ w1_EFD[expert].T) * (rows @ w3_EFD[expert].T)
+            outputs.append(hidden @ w2_EDF[expert].T)
+            start += count
+        padding = torch.zeros_like(x_RD[start:], dtype=w1_EFD.dtype)
+        return torch.cat([*outputs, padding]).type_as(x_RD)
+
+
+@override(target=GroupedExperts.Config, description="experts in the parameters' own type")
+def float32_experts(config: GroupedExperts.Config) -> Float32Experts.Config:
+    """Replace `GroupedExperts` by `Float32Experts`, same settings."""
+    return derive(config, Float32Experts.Config)
