@@ -72,7 +72,7 @@ LOCAL_COPIES = [
 
 
 def read(preset, path, **options):
-    found = SourceOptions(**{"columns": {}, "hub": {}, **options})
+    found = SourceOptions(**options)
     text = f"{preset}:{path}"
     return read_prompt_set(resolve_source(text, use="train", setting="data.train", options=found))
 
