@@ -22,8 +22,9 @@ from rollverify.config.rules import check_world_size
 from rollverify.config.tables import Config
 from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
-from rollverify.engine.engine import RolloutEngine, start_engine
+from rollverify.engine.engine import RolloutEngine
 from rollverify.engine.model_folder import ModelFolder, RoutingShape, read_model_folder
+from rollverify.engine.start import start_engine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.errors import ConfigError
 from rollverify.evaluation.stage import Evaluation

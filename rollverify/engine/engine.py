@@ -9,9 +9,6 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from rollverify.config.tables import EngineConfig
-from rollverify.engine.model_folder import ModelFolder
-
 FinishReason = Literal["stop", "length", "paused"]
 
 
@@ -102,24 +99,3 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """Release the engine; it cannot be used afterwards."""
         ...
-
-
-def start_engine(
-    model: ModelFolder,
-    settings: EngineConfig,
-    *,
-    max_sequence_tokens: int,
-    seed: int,
-    record_routing: bool = False,
-) -> RolloutEngine:
-    """VLLM with the model folder's weights, see `VllmEngine`; vLLM is imported only now."""
-    from rollverify.engine.vllm_engine import VllmEngine
-
-    return VllmEngine(
-        str(model.path),
-        settings,
-        stop_token_id=model.stop_token_id,
-        max_model_len=max_sequence_tokens,
-        seed=seed,
-        record_routing=record_routing,
-    )

@@ -173,8 +173,8 @@ def _generate(
     left: Sequence[int],
     records: RecordFile,
 ) -> None:
-    from rollverify.engine.engine import start_engine
     from rollverify.engine.generation import problem_requests, run_problems
+    from rollverify.engine.start import start_engine
     from rollverify.evaluation.grading import BackgroundGrading
     from rollverify.rewards import num_graders
 

@@ -28,7 +28,7 @@ class Ranks:
         self.calls.append((list(flags), needs_prepare))
         name = Path(load_config(flags).config.model.path).name
         engine = ScriptedEngine(default=self._texts[name])
-        self._monkeypatch.setitem(sys.modules, "rollverify.engine.engine", parts_with(engine))
+        self._monkeypatch.setitem(sys.modules, "rollverify.engine.start", parts_with(engine))
         return evaluate_model.main(flags)
 
 
