@@ -126,6 +126,7 @@ def measure_all(task: dict[str, Any]) -> dict[str, Any]:
     """
     import torch
 
+    from rollverify.ranks import Ranks
     from rollverify.training.scoring import TrajectoryScorer
 
     folder = task["folder"]
@@ -135,7 +136,7 @@ def measure_all(task: dict[str, Any]) -> dict[str, Any]:
         trainer=trainer,
         micro_batch_tokens=8192,
         temperature=1.0,
-        data_group=None,
+        ranks=Ranks(),
         routing=model.routing,
     )
     scores = {
