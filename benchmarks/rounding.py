@@ -122,6 +122,7 @@ def measure_all(task: dict[str, Any]) -> dict[str, Any]:
     """
     import torch
 
+    from rollverify.ranks import Ranks
     from rollverify.training.scoring import TrajectoryScorer
 
     folder = task["folder"]
@@ -131,7 +132,7 @@ def measure_all(task: dict[str, Any]) -> dict[str, Any]:
         trainer=trainer,
         micro_batch_tokens=8192,
         temperature=1.0,
-        data_group=None,
+        ranks=Ranks(),
         routing=model.routing,
     )
     scores = {

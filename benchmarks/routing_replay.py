@@ -91,6 +91,7 @@ def measure_trainer(task: dict[str, Any], trainer: Any, batch: list[Any]) -> dic
     import torch
 
     from rollverify.engine.model_folder import RoutingShape
+    from rollverify.ranks import Ranks
     from rollverify.rollout.trajectory import ROUTING
     from rollverify.training.packing import pack_trajectories
     from rollverify.training.scoring import TrajectoryScorer
@@ -102,7 +103,7 @@ def measure_trainer(task: dict[str, Any], trainer: Any, batch: list[Any]) -> dic
     )
     common = {"trainer": trainer, "micro_batch_tokens": task["micro_batch_tokens"]}
     with_replay, without = (
-        TrajectoryScorer(temperature=1.0, data_group=None, routing=routing, **common)
+        TrajectoryScorer(temperature=1.0, ranks=Ranks(), routing=routing, **common)
         for routing in (shape, None)
     )
     for one, ids in zip(batch, with_replay.score_and_route(batch)[1], strict=True):

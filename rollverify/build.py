@@ -37,6 +37,7 @@ from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.rollout import RolloutMetrics, SlotTrace
 from rollverify.metrics.routing import NativeMismatch, RoutingMetrics
 from rollverify.metrics.throughput import Throughput
+from rollverify.ranks import Ranks
 from rollverify.rewards import ANSWERS, Reward, counts_of, num_graders
 from rollverify.rollout.accounting import Accounting
 from rollverify.rollout.buffer import TrajectoryBuffer
@@ -50,10 +51,12 @@ from rollverify.run import Run
 from rollverify.toy.settings import base_folder, is_prepared
 from rollverify.training.policy_update import PolicyUpdate
 from rollverify.training.scoring import TrajectoryScorer
-from rollverify.verification.filtering import TrajectoryFilter, keep_close, keep_young
+from rollverify.verification.filters import TrajectoryFilter
+from rollverify.verification.metrics import NoiseFloor, TrainedMetrics
 from rollverify.verification.scoring import AnchorScoring, OpsScoring
-from rollverify.verification.stage import NoiseFloor, Verification
-from rollverify.verification.switching import AcceptanceWindow, Switching
+from rollverify.verification.stage import Verification
+from rollverify.verification.switching import Switching
+from rollverify.verification.window import AcceptanceWindow
 from torchtitan_ext.hf_folder import write_hf_folder
 from torchtitan_ext.models.specs import ModelFolderError
 from torchtitan_ext.packed_rows import PackedRow
@@ -187,12 +190,11 @@ class Stages:
     """Hooks of the method, None where it has no use for one; `build_hooks` puts them in order."""
 
     accounting: Accounting
+    trained_metrics: TrainedMetrics
     native_mismatch: NativeMismatch | None = None
     routing_metrics: RoutingMetrics | None = None
     noise_floor: NoiseFloor | None = None
     anchor_scoring: AnchorScoring | None = None
-    ops_scoring: OpsScoring | None = None
-    filter: TrajectoryFilter | None = None
     verification: Verification | None = None
     switching: Switching | None = None
 
@@ -201,6 +203,7 @@ def make_stages(
     config: Config,
     parts: RolloutParts,
     policy: PolicyTrainer,
+    trainer: PolicyUpdate,
     window: AcceptanceWindow,
     audit_log: Callable[[], AuditLog],
     *,
@@ -212,48 +215,37 @@ def make_stages(
     `audit_log` is called, and its file made, where something can be cut; in a resumed run too,
     since lines of steps that are taken again have to go, whatever the method is now.
     """
-    group = policy.data_group
     must_verify = config.method.name == "rollverify"
     log = audit_log() if must_verify or is_resumed else None
-    every_method = _every_method(config, parts, policy, routing)
+    every_method = _every_method(config, parts, policy, trainer, routing)
     if config.method.name == "on_policy":
         return every_method
-    verification = config.verification
-    is_scored = scores_unfinished(config)
+    against, threshold = config.verification.reference, config.verification.segment_threshold
     mode = config.routing_replay.mode
-    scorer = _scorer(config, policy, routing if mode != "off" else None)
-    ops_scoring = OpsScoring(
-        scorer=scorer if is_scored else None,
-        reference=verification.reference,
-        symmetric=verification.symmetric,
-        data_group=group,
-    )
-    needs_anchor = is_scored and verification.reference == "anchor"
+    scorer = None
+    if scores_unfinished(config):
+        scorer = _scorer(config, policy, routing if mode != "off" else None)
     return replace(
         every_method,
-        anchor_scoring=AnchorScoring(scorer, records_routing=mode == "trainer")
-        if needs_anchor
+        anchor_scoring=AnchorScoring(scorer=scorer, records_routing=mode == "trainer")
+        if scorer is not None and against == "anchor"
         else None,
-        ops_scoring=ops_scoring,
-        filter=_filter(config, parts, ops_scoring, policy) if config.filter.name != "off" else None,
-        verification=_verification(config, parts, ops_scoring, policy, log)
-        if must_verify and log is not None
-        else None,
-        noise_floor=NoiseFloor(
-            segment_threshold=verification.segment_threshold, reference=verification.reference
-        )
+        verification=_verification(config, parts, policy, scorer, log if must_verify else None),
+        noise_floor=NoiseFloor(segment_threshold=threshold, against=against)
         if must_verify
         else None,
-        switching=Switching(
-            window=window, ops_scoring=ops_scoring, rollouter=parts.rollouter, data_group=group
-        )
+        switching=Switching(window=window, rollouter=parts.rollouter)
         if config.switching.enable
         else None,
     )
 
 
 def _every_method(
-    config: Config, parts: RolloutParts, policy: PolicyTrainer, routing: RoutingShape | None
+    config: Config,
+    parts: RolloutParts,
+    policy: PolicyTrainer,
+    trainer: PolicyUpdate,
+    routing: RoutingShape | None,
 ) -> Stages:
     """Hooks that do not depend on the method: the ledgers, and the experts of a model with any."""
     group, every_steps = policy.data_group, config.routing_replay.measure_every
@@ -264,10 +256,12 @@ def _every_method(
         queue=parts.queue,
         data_group=group,
     )
+    trained_metrics = TrainedMetrics(trainer=trainer, ranks=Ranks.of(group))
     if routing is None:
-        return Stages(accounting=accounting)
+        return Stages(accounting=accounting, trained_metrics=trained_metrics)
     return Stages(
         accounting=accounting,
+        trained_metrics=trained_metrics,
         native_mismatch=NativeMismatch(
             scorer=_scorer(config, policy, None), every_steps=every_steps, data_group=group
         )
@@ -285,40 +279,33 @@ def _scorer(
         trainer=policy,
         micro_batch_tokens=config.training.micro_batch_tokens,
         temperature=config.rollout.temperature,
-        data_group=policy.data_group,
+        ranks=Ranks.of(policy.data_group),
         routing=routing,
-    )
-
-
-def _filter(
-    config: Config, parts: RolloutParts, ops_scoring: OpsScoring, policy: PolicyTrainer
-) -> TrajectoryFilter:
-    is_by_age = config.filter.name == "staleness"
-    by_age, by_ops = keep_young(config.filter.max_staleness), keep_close(config.filter.max_ops)
-    return TrajectoryFilter(
-        keep=by_age if is_by_age else by_ops,
-        discard=config.filter.discard,
-        ops_scoring=ops_scoring,
-        buffer=parts.buffer,
-        ledger=parts.ledger,
-        data_group=policy.data_group,
     )
 
 
 def _verification(
     config: Config,
     parts: RolloutParts,
-    ops_scoring: OpsScoring,
     policy: PolicyTrainer,
-    audit_log: AuditLog,
+    scorer: TrajectoryScorer | None,
+    audit_log: AuditLog | None,
 ) -> Verification:
+    ranks, settings = Ranks.of(policy.data_group), config.verification
     return Verification(
-        ops_scoring=ops_scoring,
+        score=OpsScoring(
+            scorer=scorer,
+            against=settings.reference,
+            symmetric=settings.symmetric,
+            ranks=ranks,
+        ),
+        filter=TrajectoryFilter(
+            settings=config.filter, buffer=parts.buffer, ledger=parts.ledger, ranks=ranks
+        ),
+        settings=settings,
         buffer=parts.buffer,
-        segment_threshold=config.verification.segment_threshold,
-        token_threshold=config.verification.token_threshold,
         audit_log=audit_log,
-        data_group=policy.data_group,
+        ranks=ranks,
     )
 
 
@@ -483,12 +470,7 @@ def make_checkpoint(
 
 def make_window(config: Config) -> AcceptanceWindow:
     """The acceptance window; without `switching.enable` it is never asked."""
-    return AcceptanceWindow(
-        size=config.switching.window,
-        threshold=config.switching.threshold,
-        average=config.switching.average,
-        reversible=config.switching.reversible,
-    )
+    return AcceptanceWindow(config.switching)
 
 
 def scores_unfinished(config: Config) -> bool:
@@ -563,10 +545,12 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     set_mode(config, rollout.rollouter, window, first_step - 1)
     recorder = _recorder(config, folder, rank, world_size, first_step)
     weight_sync = make_weight_sync(config, engine, policy, model.vocab_size)
+    trainer = make_policy_update(config, policy, model.routing)
     stages = make_stages(
         config,
         rollout,
         policy,
+        trainer,
         window,
         lambda: AuditLog(folder, rank=rank, resume_step=first_step - 1),
         routing=model.routing,
@@ -578,7 +562,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
         rank=rank,
         policy=policy,
         rollouter=rollout.rollouter,
-        trainer=make_policy_update(config, policy, model.routing),
+        trainer=trainer,
         weight_sync=weight_sync,
         hooks=build_hooks(
             _rollout_metrics(config, model, recorder, rollout, policy, reward),
@@ -632,10 +616,9 @@ def build_hooks(
 
     add(HookPoint.AFTER_TRAIN, "mark_trained", stages.accounting.after_train)
     add(HookPoint.AFTER_TRAIN, "routing_metrics", stages.routing_metrics)
+    add(HookPoint.AFTER_TRAIN, "trained_metrics", stages.trained_metrics)
     add(HookPoint.AFTER_TRAIN, "noise_floor", stages.noise_floor)
 
-    add(HookPoint.BEFORE_WEIGHT_SYNC, "ops_scoring", stages.ops_scoring)
-    add(HookPoint.BEFORE_WEIGHT_SYNC, "filter", stages.filter)
     add(HookPoint.BEFORE_WEIGHT_SYNC, "verification", stages.verification)
     add(HookPoint.BEFORE_WEIGHT_SYNC, "switching", stages.switching)
 

@@ -33,6 +33,9 @@ class StepState:
     unfinished: list[TensorDict] = field(default_factory=list["TensorDict"])
     """U_k: the trajectories left over, to be resumed in a later iteration."""
 
+    acceptance_rate: float = 1.0
+    """Share of U_k's response tokens left after filter and verification, over all ranks."""
+
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """Values to be logged, already reduced over ranks; keys of `metrics/names.py`."""
 

@@ -53,7 +53,7 @@ class Throughput:
         metrics["rollout/tokens_per_s"] = metrics["rollout/num_tokens"] / rollout_s
         metrics["train/tokens_per_s"] = metrics["train/num_tokens"] / state.phase_s["train"]
         metrics["progress/policy_version"] = state.policy_version
-        if hook_time_key("ops_scoring") in metrics:
+        if "verification/scoring_s" in metrics:
             self._add_verification(state)
 
     def _add_verification(self, state: StepState) -> None:
@@ -62,5 +62,5 @@ class Throughput:
         anchor_s = metrics.get(hook_time_key("anchor_scoring"), 0.0)
         step_s = sum(phase_s[name] for name in ("rollout", "train", "verify"))
         step_s += self._weight_sync.push_s
-        metrics["verification/scoring_s"] = anchor_s + metrics[hook_time_key("ops_scoring")]
+        metrics["verification/scoring_s"] += anchor_s
         metrics["verification/step_frac"] = (anchor_s + phase_s["verify"]) / step_s

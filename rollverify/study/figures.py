@@ -99,7 +99,7 @@ def _regenerated(record: RunRecord) -> float | None:
 
 def _scoring_tokens(step: dict[str, float]) -> float | None:
     """Response tokens of the scoring passes: one over U_k, and the anchor pass where it runs."""
-    passes = sum(hook_time_key(name) in step for name in ("anchor_scoring", "ops_scoring"))
+    passes = sum(hook_time_key(name) in step for name in ("anchor_scoring", "verification"))
     return passes * step.get("verification/tokens_checked", 0.0)
 
 

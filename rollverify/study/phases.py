@@ -116,8 +116,7 @@ def generation_s(step: dict[str, float]) -> float | None:
 
 def scoring_s(step: dict[str, float]) -> float:
     """Seconds of the scoring passes over unfinished responses."""
-    hooks = ("anchor_scoring", "ops_scoring")
-    return sum(step.get(hook_time_key(name), 0.0) for name in hooks)
+    return step.get("verification/scoring_s", 0.0)
 
 
 def sync_s(step: dict[str, float]) -> float | None:

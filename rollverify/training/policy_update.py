@@ -8,7 +8,7 @@ Knows nothing of rollouts or weight transfer.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,6 @@ from rollverify.training.packing import (
     response_values,
 )
 from rollverify.training.step_metrics import StepSums
-from rollverify.verification.metrics import trained_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +92,14 @@ def assign_groups(
     order = every.unique(sorted=True)
     number = torch.searchsorted(order, group_ids) * num_minibatches // max(1, len(order))
     return [(number == part).nonzero().squeeze(1).tolist() for part in range(num_minibatches)]
+
+
+class Trained(NamedTuple):
+    """What an iteration has trained on, on this rank."""
+
+    trajectories: list[TensorDict]
+    policy_logprobs: Tensor
+    """[N] float32 nats; of their response tokens end to end, before the first step."""
 
 
 class Scorer(Protocol):
@@ -182,6 +189,8 @@ class PolicyUpdate:
         self._masked_in_denominator = masked_in_denominator
         self._takes_whole = objective.needs_limit or not masked_in_denominator
         self._data_group = data_group
+        self.trained = Trained([], torch.zeros(0))
+        """Of the last iteration."""
 
     def train_step(self, finished: list[TensorDict], policy_version: int) -> dict[str, float]:
         """Take the optimizer steps of one iteration.
@@ -191,8 +200,8 @@ class PolicyUpdate:
             policy_version: version before the first step, at least that of every token.
 
         Returns:
-            Metrics of `train/`, `mismatch/`, `correction/`, `ops/trained_*` and `staleness/`, the
-            same on every rank; of several steps the mean, but the last learning rate.
+            Metrics of `train/`, `mismatch/` and `correction/`, the same on every rank; of several
+            steps the mean, but the last learning rate.
 
         Raises:
             ValueError: if a log-prob of a trained token is not finite.
@@ -225,9 +234,9 @@ class PolicyUpdate:
         metrics["train/lr"] = learning_rate
         metrics["train/num_tokens"] = num_tokens
         metrics["train/num_micro_batches"] = sum(len(one.rows) for one in minibatches)
-        trained = [member for one in minibatches for member in one.members]
-        own = torch.cat(before)
-        return metrics | trained_metrics(trained, own, policy_version, self._data_group)
+        members = [member for one in minibatches for member in one.members]
+        self.trained = Trained(members, torch.cat(before))
+        return metrics
 
     def _prepare(self, finished: list[TensorDict], policy_version: int) -> list[Minibatch]:
         advantages = self._credit.advantages(finished)

@@ -32,7 +32,7 @@ def reads_in(source: str) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            owner = ast.unparse(node.value)
+            owner = ast.unparse(node.value).removeprefix("self.")
             found.add((aliases.get(owner, owner.rpartition(".")[2].lstrip("_")), node.attr))
     return found
 

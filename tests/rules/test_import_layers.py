@@ -41,6 +41,7 @@ CONFIG = {"rollverify.toy.settings"}
 MATHEMATICS = [
     "rollverify/verification/ops.py",
     "rollverify/verification/prefix.py",
+    "rollverify/verification/window.py",
     "rollverify/losses/aggregation.py",
     "rollverify/losses/clipped.py",
     "rollverify/losses/corrections.py",
@@ -139,6 +140,7 @@ def test_the_mathematics_imports_torch_only():
         "torch",
         "rollverify.errors",
         "rollverify.config.losses",
+        "rollverify.config.tables",
         "rollverify.rollout.layout",
     }
     pure = {name.removesuffix(".py").replace("/", ".") for name in MATHEMATICS}

@@ -18,7 +18,7 @@ from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
 from rollverify.rollout.request_loop import RequestLoop
 from rollverify.rollout.rollouter import Rollouter
-from rollverify.verification.filtering import keep_by_staleness
+from rollverify.verification.filters import keep_by_staleness
 from rollverify.verification.ops import trajectory_staleness
 
 NUM_PROMPTS = 11

@@ -9,6 +9,7 @@ from support.fakes import ScoringTrainer, trajectory
 from rollverify.engine.generation import GenerationStats
 from rollverify.hooks import StepState
 from rollverify.metrics.routing import NativeMismatch, RoutingMetrics
+from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import ROUTING
 from rollverify.training.scoring import TrajectoryScorer
 
@@ -64,7 +65,7 @@ def test_resumed_contexts_report_how_much_of_their_routing_changed():
 def test_the_gap_without_replay_is_measured_now_and_then(step, is_measured):
     trainer = ScoringTrainer()
     scorer = TrajectoryScorer(
-        trainer=trainer, micro_batch_tokens=64, temperature=1.0, data_group=None
+        trainer=trainer, micro_batch_tokens=64, temperature=1.0, ranks=Ranks()
     )
     ids, own = [0, 1, 2], trainer.logprobs([0, 1, 2])
     new = trajectory(ids[:1], ids[1:], logprobs=[own[0] + 0.1, own[1] - 0.3], version=5)

@@ -9,10 +9,13 @@ from tensordict import TensorDict
 
 from rollverify.config.losses import NoCorrection
 from rollverify.config.tables import AdvantageConfig
+from rollverify.hooks import StepState
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.metrics.names import is_declared
+from rollverify.ranks import Ranks
 from rollverify.training.policy_update import PolicyUpdate
+from rollverify.verification.metrics import TrainedMetrics
 
 SETTINGS = {
     "micro_batch_tokens": 64,
@@ -223,9 +226,20 @@ def stale_case(trainer: FakeTrainer) -> list[TensorDict]:
     return made
 
 
+def step_at(
+    version: int, finished: list[TensorDict], trainer: FakeTrainer, **changes: object
+) -> dict[str, float]:
+    """Metrics of the step and of what it was taken on."""
+    update = PolicyUpdate(trainer=trainer, **(SETTINGS | changes))
+    metrics = update.train_step(finished, version)
+    state = StepState(step=version + 1, policy_version=version + 1)
+    TrainedMetrics(trainer=update, ranks=Ranks())(state)
+    return metrics | state.metrics
+
+
 def test_engine_mismatch_is_apart_from_staleness():
     trainer = FakeTrainer()
-    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(stale_case(trainer), 3)
+    metrics = step_at(3, stale_case(trainer), trainer)
     assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25, abs=1e-6)
     assert metrics["mismatch/logprob_abs_mean"] == pytest.approx((0 + 0.25) / 2, abs=1e-6)
     assert metrics["mismatch/age_1"] == pytest.approx(0.0, abs=1e-6)
@@ -241,7 +255,7 @@ def test_older_tokens_without_an_anchor_are_left_out_of_the_mismatch():
     finished = stale_case(trainer)
     for one in finished:
         one["anchor_logprobs"] = torch.full((2,), float("nan"))
-    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(finished, 3)
+    metrics = step_at(3, finished, trainer)
     # Per trajectory only the fresh token, off by 0.25; the old one is ln 2 from the policy now.
     assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25, abs=1e-6)
     assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(0.25, abs=1e-6)
@@ -267,12 +281,11 @@ def test_ops_find_their_trajectory_in_any_packing(micro_batch_tokens):
     for version, one in enumerate(batch):
         one["policy_version"].fill_(version)
         one["anchor_logprobs"] = one["behavior_logprobs"].clone()
-    settings = SETTINGS | {"micro_batch_tokens": micro_batch_tokens}
     shift = {}
     for one in batch[-3:]:
         ids = torch.cat([one["prompt_ids"], one["response_ids"]]).tolist()
         own = torch.tensor(trainer.logprobs(ids)[1:])
         shift[11 - int(one["policy_version"][0])] = (own - one["anchor_logprobs"]).expm1().abs()
-    metrics = PolicyUpdate(trainer=trainer, **settings).train_step(batch, 11)
+    metrics = step_at(11, batch, trainer, micro_batch_tokens=micro_batch_tokens)
     for age, values in shift.items():
         assert metrics[f"ops/trained_age_{age}"] == pytest.approx(values.mean().item(), abs=1e-5)
