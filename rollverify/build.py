@@ -683,7 +683,7 @@ def _rollout_metrics(
         rollouter=rollout.rollouter,
         decode=model.decode,
         log_text=recorder.log_text,
-        settings=config.metrics,
+        metrics=config.metrics,
         epoch=lambda: rollout.loader.last_batch_epoch,
         ranks=Ranks.of(policy.data_group),
         grading_counts=counts_of(reward),

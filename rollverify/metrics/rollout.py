@@ -53,7 +53,7 @@ class RolloutMetrics:
     log_text: Callable[[str, str, int], None]
     """Takes tag, text and step; writes on rank 0 only."""
 
-    settings: MetricsConfig
+    metrics: MetricsConfig
     epoch: Callable[[], int]
     """Epoch of the prompts just used."""
 
@@ -108,8 +108,8 @@ class RolloutMetrics:
             }
         state.metrics |= distribution("rollout/response_tokens", lengths)
         state.metrics["progress/epoch"] = self.epoch()
-        num_samples = self.settings.text_samples
-        if num_samples and (state.step - 1) % self.settings.text_samples_every == 0:
+        num_samples = self.metrics.text_samples
+        if num_samples and (state.step - 1) % self.metrics.text_samples_every == 0:
             self._write_samples(finished[:num_samples], state.step)
 
     @staticmethod

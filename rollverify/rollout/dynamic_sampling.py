@@ -42,7 +42,7 @@ class GroupChoice:
     Without dynamic sampling every group has one.
     """
 
-    settings: DynamicSamplingConfig
+    dynamic_sampling: DynamicSamplingConfig
     has_signal: Callable[[Tensor], bool]
     """[n] float32 rewards of a whole group -> whether it teaches something."""
 
@@ -62,7 +62,7 @@ class GroupChoice:
     _num_silent: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.given_up = GivenUp() if self.settings.enable else None
+        self.given_up = GivenUp() if self.dynamic_sampling.enable else None
         """Of the last phase; None where every group is trained on."""
 
     @property
@@ -73,7 +73,7 @@ class GroupChoice:
     @property
     def max_given_up(self) -> int:
         """Groups without signal that one step may give up, over all ranks."""
-        return math.floor(self.settings.max_dropped_batches * self.num_groups)
+        return math.floor(self.dynamic_sampling.max_dropped_batches * self.num_groups)
 
     def begin(self) -> None:
         """Forget the last phase: what it left may have been cut and sampled again."""
@@ -99,7 +99,7 @@ class GroupChoice:
         Raises:
             NoSignalError: on every rank, if too many groups have no signal and the run is to stop.
         """
-        if self.settings.enable:
+        if self.dynamic_sampling.enable:
             self.count(has_failed=False)  # The pause may have finished some more.
             if self.num_missing:
                 self._at_cap()
@@ -111,7 +111,7 @@ class GroupChoice:
 
     def give_up(self) -> None:
         """Give up what has no signal and is not in F_k, which the caller has taken out."""
-        if not self.settings.enable:
+        if not self.dynamic_sampling.enable:
             return
         left = sorted(self._silent() & set(self.buffer.group_ids()))
         rewards = [stacked(self.buffer.pop_group(g, "filtered"), "reward") for g in left]
@@ -125,7 +125,7 @@ class GroupChoice:
 
     def _judge(self) -> None:
         """Look at the groups that were completed since the last time."""
-        if not self.settings.enable or len(self._judged) == self.buffer.num_complete:
+        if not self.dynamic_sampling.enable or len(self._judged) == self.buffer.num_complete:
             return
         self.settle()
         for group_id in self.buffer.complete_groups():
@@ -137,15 +137,15 @@ class GroupChoice:
         return {group_id for group_id, has_signal in self._judged.items() if not has_signal}
 
     def _is_at_cap(self) -> bool:
-        if not self.settings.enable or self._num_silent <= self.max_given_up:
+        if not self.dynamic_sampling.enable or self._num_silent <= self.max_given_up:
             return False
         is_filled = self._num_taught + self._num_silent >= self.num_groups
-        return self.settings.at_cap == "stop" or is_filled
+        return self.dynamic_sampling.at_cap == "stop" or is_filled
 
     def _at_cap(self) -> None:
         """Say that F_k cannot be filled with groups that have a signal, or stop."""
         found = f"{self._num_taught} of the {self.num_groups} groups of a batch have a signal"
-        if self.settings.at_cap == "train":
+        if self.dynamic_sampling.at_cap == "train":
             logger.warning("%s; it is filled up with groups that have none", found)
             return
         rewards = [stacked(self.buffer.group(g), "reward") for g in sorted(self._silent())]

@@ -80,7 +80,7 @@ class Rollouter:
 
     def __post_init__(self) -> None:
         self._choice = GroupChoice(
-            settings=self.dynamic_sampling,
+            dynamic_sampling=self.dynamic_sampling,
             has_signal=self.has_signal,
             num_groups=self.rollout.prompts_per_step,
             buffer=self.buffer,

@@ -25,7 +25,7 @@ def hook(**changes: object) -> tuple[RolloutMetrics, list[tuple[str, str, int]]]
         "rollouter": SimpleNamespace(stats=stats, given_up=None),
         "decode": lambda ids: "".join(chr(97 + i) for i in ids),
         "log_text": lambda tag, text, step: texts.append((tag, text, step)),
-        "settings": MetricsConfig(text_samples=2, text_samples_every=3),
+        "metrics": MetricsConfig(text_samples=2, text_samples_every=3),
         "epoch": lambda: 7,
         "ranks": Ranks(),
     }
@@ -121,7 +121,7 @@ def test_text_samples_come_every_so_many_steps():
 
 
 def test_text_samples_can_be_off():
-    stage, texts = hook(settings=MetricsConfig(text_samples=0))
+    stage, texts = hook(metrics=MetricsConfig(text_samples=0))
     stage(state())
     assert texts == []
 

@@ -152,7 +152,7 @@ def test_what_a_stopped_phase_held_counts_when_it_goes_on():
     parts = sampling(groups({0, 1, 2, 3}), rule(3))
     with pytest.raises(NoSignalError):
         parts.collect(0)
-    parts.rollouter._choice.settings = rule(4)
+    parts.rollouter._choice.dynamic_sampling = rule(4)
     assert trained(parts) == [4, 5]
     assert parts.rollouter.given_up.num_groups == 4
 
