@@ -53,12 +53,20 @@ def make_rollouter(
     engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_id: int
 ) -> Any:
     """On-policy phases of all prompts."""
+    from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
+    from rollverify.losses.advantages import has_signal
+    from rollverify.ranks import Ranks
     from rollverify.rollout.buffer import TrajectoryBuffer
     from rollverify.rollout.ledger import PromptLedger
     from rollverify.rollout.prompt_queue import PromptQueue
-    from rollverify.rollout.request_loop import RequestLoop
+    from rollverify.rollout.requests import RequestLoop
     from rollverify.rollout.rollouter import Rollouter
 
+    rollout = RolloutConfig(
+        prompts_per_step=len(prompts),
+        max_response_tokens=task["max_response_tokens"],
+        temperature=TEMPERATURE,
+    )
     buffer = TrajectoryBuffer(group_size=GROUP_SIZE)
     stream = ([prompt] for prompt in itertools.cycle(prompts))
     by_index = {prompt.prompt_index: prompt for prompt in prompts}
@@ -66,27 +74,23 @@ def make_rollouter(
         engine=engine,
         buffer=buffer,
         prompts=by_index,  # type: ignore[arg-type]  # looked up by index only
-        max_response_tokens=task["max_response_tokens"],
+        rollout=rollout,
         stop_token_id=stop_token_id,
-        temperature=TEMPERATURE,
         run_seed=0,
-        mask_older=False,
     )
     return Rollouter(
         loop=loop,
         buffer=buffer,
-        queue=PromptQueue(batches=stream, prompts=prompts, data_rank=0, data_world_size=1),
+        queue=PromptQueue(batches=stream, prompts=prompts, ranks=Ranks()),
         ledger=PromptLedger(),
-        prompts_per_step=len(prompts),
-        group_size=GROUP_SIZE,
+        rollout=rollout,
         num_in_flight=1,
         max_num_seqs=max(task["sequences"]),
-        count_every=1,
         is_on_policy=True,
         must_be_verified=False,
-        data_rank=0,
-        data_world_size=1,
-        data_group=None,
+        ranks=Ranks(),
+        dynamic_sampling=DynamicSamplingConfig(),
+        has_signal=has_signal,
     )
 
 

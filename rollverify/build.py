@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from rollverify.checkpoint import run_folder
 from rollverify.checkpoint.checkpoint import Checkpointing, LoopState, RunCheckpoint
-from rollverify.checkpoint.rank_state import RankState
+from rollverify.checkpoint.rank_file import RankState
 from rollverify.config.environment import set_defaults
 from rollverify.config.rules import check_world_size
 from rollverify.config.tables import Config
@@ -41,11 +41,10 @@ from rollverify.ranks import Ranks
 from rollverify.rewards import ANSWERS, Reward, counts_of, num_graders
 from rollverify.rollout.accounting import Accounting
 from rollverify.rollout.buffer import TrajectoryBuffer
-from rollverify.rollout.dynamic_sampling import SignalRule
 from rollverify.rollout.inputs import encoded_batches, load_inputs, make_run_reward
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
-from rollverify.rollout.request_loop import RequestLoop
+from rollverify.rollout.requests import RequestLoop
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.run import Run
 from rollverify.toy.settings import base_folder, is_prepared
@@ -80,18 +79,6 @@ def make_credit(config: Config) -> CreditRule:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RolloutParts:
-    """What one data rank's rollouts consist of."""
-
-    loader: PromptLoader
-    buffer: TrajectoryBuffer
-    ledger: PromptLedger
-    queue: PromptQueue
-    rollouter: Rollouter
-    state: RankState
-
-
 def make_rollout_parts(
     config: Config,
     model: ModelFolder,
@@ -99,18 +86,14 @@ def make_rollout_parts(
     prompts: list[Prompt],
     encoded: list[EncodedPrompt],
     policy: PolicyTrainer,
-) -> RolloutParts:
-    """The rollouter of this rank with all it works on."""
-    rollout = config.rollout
-    rank, world_size = policy.data_rank, policy.data_world_size
+) -> RankState:
+    """The rollouter of this rank with all it works on, which checkpoints hold."""
+    rollout, ranks = config.rollout, Ranks.of(policy.data_group)
     loader = PromptLoader(
-        prompts, batch_size=world_size, seed=config.run.seed, shuffle=config.data.shuffle
+        prompts, batch_size=ranks.size, seed=config.run.seed, shuffle=config.data.shuffle
     )
     queue = PromptQueue(
-        batches=encoded_batches(loader, prompts, encoded),
-        prompts=encoded,
-        data_rank=rank,
-        data_world_size=world_size,
+        batches=encoded_batches(loader, prompts, encoded), prompts=encoded, ranks=ranks
     )
     buffer, ledger = TrajectoryBuffer(group_size=rollout.group_size), PromptLedger()
     in_flight = rollout.oversampling * rollout.prompts_per_step * rollout.group_size
@@ -119,48 +102,23 @@ def make_rollout_parts(
         buffer=buffer,
         queue=queue,
         ledger=ledger,
-        prompts_per_step=rollout.prompts_per_step,
-        group_size=rollout.group_size,
-        num_in_flight=math.ceil(in_flight / world_size),
+        rollout=rollout,
+        num_in_flight=math.ceil(in_flight / ranks.size),
         max_num_seqs=config.engine.max_num_seqs,
-        count_every=rollout.count_every,
         is_on_policy=config.method.name == "on_policy",
         must_be_verified=config.method.name == "rollverify",
-        data_rank=rank,
-        data_world_size=world_size,
-        data_group=policy.data_group,
-        signal_rule=_signal_rule(config),
-    )
-    state = RankState(
-        loader=loader,
-        buffer=buffer,
-        ledger=ledger,
-        queue=queue,
-        rollouter=rollouter,
-        max_response_tokens=rollout.max_response_tokens,
-        temperature=rollout.temperature,
-        data_rank=rank,
-        data_world_size=world_size,
-    )
-    return RolloutParts(
-        loader=loader,
-        buffer=buffer,
-        ledger=ledger,
-        queue=queue,
-        rollouter=rollouter,
-        state=state,
-    )
-
-
-def _signal_rule(config: Config) -> SignalRule | None:
-    """What dynamic sampling asks of a group; None where every group is trained on."""
-    if not config.dynamic_sampling.enable:
-        return None
-    max_batches = config.dynamic_sampling.max_dropped_batches
-    return SignalRule(
+        ranks=ranks,
+        dynamic_sampling=config.dynamic_sampling,
         has_signal=has_signal,
-        max_given_up=math.floor(max_batches * config.rollout.prompts_per_step),
-        at_cap=config.dynamic_sampling.at_cap,
+    )
+    return RankState(
+        loader=loader,
+        buffer=buffer,
+        ledger=ledger,
+        queue=queue,
+        rollouter=rollouter,
+        rollout=rollout,
+        ranks=ranks,
     )
 
 
@@ -175,11 +133,9 @@ def _request_loop(
         engine=engine,
         buffer=buffer,
         prompts=encoded,
-        max_response_tokens=config.rollout.max_response_tokens,
+        rollout=config.rollout,
         stop_token_id=model.stop_token_id,
-        temperature=config.rollout.temperature,
         run_seed=config.run.seed,
-        mask_older=config.rollout.mask_older_segments,
         routing=config.routing_replay.on_resume if config.routing_replay.mode == "engine" else None,
         num_graders=num_graders(config.data.reward, config.reward.num_workers),
     )
@@ -201,7 +157,7 @@ class Stages:
 
 def make_stages(
     config: Config,
-    parts: RolloutParts,
+    parts: RankState,
     policy: PolicyTrainer,
     trainer: PolicyUpdate,
     window: AcceptanceWindow,
@@ -242,20 +198,14 @@ def make_stages(
 
 def _every_method(
     config: Config,
-    parts: RolloutParts,
+    parts: RankState,
     policy: PolicyTrainer,
     trainer: PolicyUpdate,
     routing: RoutingShape | None,
 ) -> Stages:
     """Hooks that do not depend on the method: the ledgers, and the experts of a model with any."""
     group, every_steps = policy.data_group, config.routing_replay.measure_every
-    accounting = Accounting(
-        rollouter=parts.rollouter,
-        buffer=parts.buffer,
-        ledger=parts.ledger,
-        queue=parts.queue,
-        data_group=group,
-    )
+    accounting = Accounting(rollouter=parts.rollouter)
     trained_metrics = TrainedMetrics(trainer=trainer, ranks=Ranks.of(group))
     if routing is None:
         return Stages(accounting=accounting, trained_metrics=trained_metrics)
@@ -263,11 +213,13 @@ def _every_method(
         accounting=accounting,
         trained_metrics=trained_metrics,
         native_mismatch=NativeMismatch(
-            scorer=_scorer(config, policy, None), every_steps=every_steps, data_group=group
+            scorer=_scorer(config, policy, None), every_steps=every_steps, ranks=Ranks.of(group)
         )
         if every_steps
         else None,
-        routing_metrics=RoutingMetrics(trainer=policy, rollouter=parts.rollouter, data_group=group),
+        routing_metrics=RoutingMetrics(
+            trainer=policy, rollouter=parts.rollouter, ranks=Ranks.of(group)
+        ),
     )
 
 
@@ -286,7 +238,7 @@ def _scorer(
 
 def _verification(
     config: Config,
-    parts: RolloutParts,
+    parts: RankState,
     policy: PolicyTrainer,
     scorer: TrajectoryScorer | None,
     audit_log: AuditLog | None,
@@ -441,7 +393,6 @@ def make_checkpoint(
     rank_state: RankState,
     window: AcceptanceWindow,
     evaluation: Evaluation | None,
-    rank: int,
 ) -> RunCheckpoint:
     """Checkpoints of model, optimizer, each rank's rollouts, acceptance window and test results."""
 
@@ -460,11 +411,11 @@ def make_checkpoint(
         folder=folder / CHECKPOINT_FOLDER,
         checkpointer=policy.checkpointer,
         model_shapes=lambda: {k: tuple(v.shape) for k, v in policy.model.state_dict().items()},
-        loop_state=LoopState(collect, restore),
+        loop_state=LoopState(collect=collect, restore=restore),
         save_rank=rank_state.save,
         load_rank=rank_state.load,
         keep=config.checkpoint.keep,
-        rank=rank,
+        world=Ranks.world(),
     )
 
 
@@ -538,7 +489,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     rollout = make_rollout_parts(config, model, engine, prompts, encoded, policy)
     evaluation = make_evaluation(config, model, engine, test, policy) if test else None
     window = make_window(config)
-    checkpoint = make_checkpoint(config, folder, policy, rollout.state, window, evaluation, rank)
+    checkpoint = make_checkpoint(config, folder, policy, rollout, window, evaluation)
     first_step = 1
     if resumed is not None:
         first_step = checkpoint.load_latest(config.training.steps) + 1
@@ -629,12 +580,12 @@ def build_hooks(
 
 
 def _slot_trace(
-    rollout: RolloutParts, policy: PolicyTrainer, folder: Path, rank: int, first_step: int
+    rollout: RankState, policy: PolicyTrainer, folder: Path, rank: int, first_step: int
 ) -> SlotTrace:
     return SlotTrace(
         rollouter=rollout.rollouter,
         slot_log=SlotLog(folder, rank=rank, resume_step=first_step - 1),
-        data_group=policy.data_group,
+        ranks=Ranks.of(policy.data_group),
     )
 
 
@@ -642,7 +593,7 @@ def _rollout_metrics(
     config: Config,
     model: ModelFolder,
     recorder: Recorder,
-    rollout: RolloutParts,
+    rollout: RankState,
     policy: PolicyTrainer,
     reward: Reward,
 ) -> RolloutMetrics:
@@ -650,10 +601,9 @@ def _rollout_metrics(
         rollouter=rollout.rollouter,
         decode=model.decode,
         log_text=recorder.log_text,
-        text_samples=config.metrics.text_samples,
-        text_samples_every=config.metrics.text_samples_every,
+        metrics=config.metrics,
         epoch=lambda: rollout.loader.last_batch_epoch,
-        data_group=policy.data_group,
+        ranks=Ranks.of(policy.data_group),
         grading_counts=counts_of(reward),
     )
 
@@ -692,7 +642,7 @@ def _check_experts(config: Config, model: ModelFolder) -> None:
 
 def _checkpointing(config: Config, checkpoint: RunCheckpoint) -> Checkpointing:
     return Checkpointing(
-        save=checkpoint.save,
+        save_step=checkpoint.save,
         every_steps=config.checkpoint.every_steps,
         last_step=config.training.steps,
     )
@@ -702,7 +652,7 @@ def _recorder(
     config: Config, folder: Path, rank: int, world_size: int, first_step: int
 ) -> Recorder:
     return Recorder(
-        folder,
+        folder=folder,
         rank=rank,
         world_size=world_size,
         total_steps=config.training.steps,

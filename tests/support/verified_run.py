@@ -8,17 +8,22 @@ from support.engine_pair import MAX_NUM_SEQS, Pair
 from support.tiny_models import EOS_ID, random_documents
 from tensordict import TensorDict
 
-from rollverify.config.tables import FilterConfig, VerificationConfig
+from rollverify.config.tables import (
+    DynamicSamplingConfig,
+    FilterConfig,
+    RolloutConfig,
+    VerificationConfig,
+)
 from rollverify.engine.model_folder import RoutingShape
 from rollverify.hooks import StepState
-from rollverify.losses.advantages import CreditRule
+from rollverify.losses.advantages import CreditRule, has_signal
 from rollverify.losses.objective import Objective
 from rollverify.metrics.json_lines import AuditLog
 from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
-from rollverify.rollout.request_loop import RequestLoop, ResumedRouting
+from rollverify.rollout.requests import RequestLoop, ResumedRouting
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.training.policy_update import PolicyUpdate
 from rollverify.training.scoring import TrajectoryScorer
@@ -45,32 +50,31 @@ def make_rollouter(
         while True:
             yield from ([one] for one in PROMPTS)
 
+    rollout = RolloutConfig(
+        prompts_per_step=2, max_response_tokens=60, temperature=TEMPERATURE, count_every=1
+    )
     loop = RequestLoop(
         engine=pair.engine,
         buffer=buffer,
         prompts=PROMPTS,
-        max_response_tokens=60,
+        rollout=rollout,
         stop_token_id=EOS_ID,
-        temperature=TEMPERATURE,
         run_seed=0,
-        mask_older=False,
         routing=routing,
     )
     return Rollouter(
         loop=loop,
         buffer=buffer,
-        queue=PromptQueue(batches=batches(), prompts=PROMPTS, data_rank=0, data_world_size=1),
+        queue=PromptQueue(batches=batches(), prompts=PROMPTS, ranks=Ranks()),
         ledger=PromptLedger(),
-        prompts_per_step=2,
-        group_size=2,
+        rollout=rollout,
         num_in_flight=MAX_NUM_SEQS + 4,
         max_num_seqs=MAX_NUM_SEQS,
-        count_every=1,
         is_on_policy=False,
         must_be_verified=True,
-        data_rank=0,
-        data_world_size=1,
-        data_group=None,
+        ranks=Ranks(),
+        dynamic_sampling=DynamicSamplingConfig(),
+        has_signal=has_signal,
     )
 
 

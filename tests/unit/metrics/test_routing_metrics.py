@@ -25,7 +25,7 @@ def metrics(stats: object, finished: list, resumed: GenerationStats | None = Non
     hook = RoutingMetrics(
         trainer=SimpleNamespace(take_routing_stats=lambda: stats),
         rollouter=SimpleNamespace(stats=resumed or GenerationStats()),
-        data_group=None,
+        ranks=Ranks(),
     )
     state = StepState(step=1, policy_version=0, finished=finished)
     hook(state)
@@ -71,6 +71,6 @@ def test_the_gap_without_replay_is_measured_now_and_then(step, is_measured):
     new = trajectory(ids[:1], ids[1:], logprobs=[own[0] + 0.1, own[1] - 0.3], version=5)
     older = trajectory(ids[:1], ids[1:], logprobs=[-9.0, -9.0], version=4)
     state = StepState(step=step, policy_version=5, finished=[older, new])
-    NativeMismatch(scorer=scorer, every_steps=3, data_group=None)(state)
+    NativeMismatch(scorer=scorer, every_steps=3, ranks=Ranks())(state)
     expected = {"mismatch/native_abs_mean": 0.2, "mismatch/native_abs_max": 0.3}
     assert state.metrics == pytest.approx(expected if is_measured else {}, abs=1e-6)

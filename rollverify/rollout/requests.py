@@ -1,17 +1,17 @@
-"""Runs requests for trajectories of the buffer: starts, steps, stores what comes back, pauses.
-
-Does not decide which trajectory runs or when to stop; `rollouter.py` does.
-"""
+"""Runs requests for trajectories of the buffer: starts, steps, stores what comes back, pauses."""
 
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rollverify.config.tables import RolloutConfig
 from rollverify.engine.engine import Completion, GenerationRequest, RolloutEngine
 from rollverify.engine.generation import GenerationStats, request_seed
 from rollverify.errors import EngineFailedError, RolloutError
@@ -27,23 +27,26 @@ from rollverify.rollout.trajectory import (
     status_after,
 )
 
+logger = logging.getLogger(__name__)
+
 Grade = Callable[[], float]
 """Gives the reward of one response."""
 
 Store = Callable[[float], None]
 """Takes it."""
 
+ResumedRouting = Literal["keep", "replace"]
+"""keep: rows stay those that tokens were sampled with. replace: rows of the new forward pass."""
+
 
 class ResponseGrading:
-    """The gradings of one rollout phase."""
+    """The gradings of one rollout phase.
+
+    With threads, so many responses are graded at once beside the engine. Without, each is graded at
+    once and in place, which is faster for rewards that only compare texts.
+    """
 
     def __init__(self, num_threads: int = 0) -> None:
-        """Set up.
-
-        Args:
-            num_threads: responses graded at once beside the engine; 0 grades at once and in place,
-                which is faster for rewards that only compare texts.
-        """
         self._threads = ThreadPoolExecutor(num_threads, "grading") if num_threads else None
         self._begun: list[tuple[Future[float], Store]] = []
 
@@ -53,12 +56,7 @@ class ResponseGrading:
         return self._threads is not None
 
     def begin(self, grade: Grade, store: Store) -> None:
-        """Grade a response.
-
-        Args:
-            grade: called once, in a thread if there are any.
-            store: called once with the reward, in this thread, at the latest by `settle`.
-        """
+        """Grade a response; `store` gets its reward in this thread, at the latest by `settle`."""
         if self._threads is None:
             store(grade())
         else:
@@ -75,68 +73,44 @@ class ResponseGrading:
             store(future.result())
 
 
-logger = logging.getLogger(__name__)
-
-ResumedRouting = Literal["keep", "replace"]
-"""keep: rows stay those that tokens were sampled with. replace: rows of the new forward pass."""
-
-
+@dataclass(kw_only=True)
 class RequestLoop:
     """The requests of one rank's engine, one at most per trajectory."""
 
-    def __init__(
-        self,
-        *,
-        engine: RolloutEngine,
-        buffer: TrajectoryBuffer,
-        prompts: Sequence[EncodedPrompt],
-        max_response_tokens: int,
-        stop_token_id: int,
-        temperature: float,
-        run_seed: int,
-        mask_older: bool,
-        routing: ResumedRouting | None = None,
-        num_graders: int = 0,
-    ) -> None:
-        """Set up; nothing is started yet.
+    engine: RolloutEngine
+    buffer: TrajectoryBuffer
+    prompts: Sequence[EncodedPrompt]
+    """The training set, to grade by `prompt_index`."""
 
-        Args:
-            engine: idle; holds the policy's weights.
-            buffer: holds the trajectories.
-            prompts: the training set, to grade by `prompt_index`.
-            max_response_tokens: limit of a whole response, over all its requests.
-            stop_token_id: id that ends a response.
-            temperature: > 0.
-            run_seed: seed of the run.
-            mask_older: True takes tokens of older versions out of the loss when a response is
-                resumed.
-            routing: the engine records the experts of every token, and what becomes of rows that a
-                resumed response holds already; None where it records none.
-            num_graders: responses graded at once beside the engine; 0: as they finish, in place.
-        """
-        self._engine = engine
-        self._buffer = buffer
-        self._prompts = prompts
-        self._max_response_tokens = max_response_tokens
-        self._stop_token_id = stop_token_id
-        self._temperature = temperature
-        self._run_seed = run_seed
-        self._mask_older = mask_older
-        self._routing: ResumedRouting | None = routing
-        self._grading = ResponseGrading(num_graders)
-        self._policy_version = 0
-        self._slots = 0
-        self._has_retried = False
-        self._in_flight: dict[str, tuple[TensorDict, int]] = {}
-        self.stats = GenerationStats()
-        """Of the phase since `begin`."""
+    rollout: RolloutConfig
+    stop_token_id: int
+    run_seed: int
+    routing: ResumedRouting | None = None
+    """The engine records the experts of every token, and what becomes of rows that a resumed
+    response holds already; None where it records none."""
+
+    num_graders: int = 0
+    """Responses graded at once beside the engine; 0: as they finish, in place."""
+
+    stats: GenerationStats = field(default_factory=GenerationStats, init=False)
+    """Of the phase since `begin`."""
+
+    _policy_version: int = field(default=0, init=False)
+    _slots: int = field(default=0, init=False)
+    _has_retried: bool = field(default=False, init=False)
+    _in_flight: dict[str, tuple[TensorDict, int]] = field(
+        default_factory=dict[str, tuple[TensorDict, int]], init=False
+    )
+    """Trajectory and seed by request id."""
+
+    def __post_init__(self) -> None:
+        self._grading = ResponseGrading(self.num_graders)
 
     def begin(self, policy_version: int, slots: int) -> None:
         """Start a phase with fresh stats.
 
-        Args:
-            policy_version: version the engine holds; new tokens get it, whenever they are read.
-            slots: requests the engine could decode together in this phase.
+        New tokens get the version that the engine holds, whenever they are read; `slots` requests
+        could be decoded together.
         """
         self._policy_version = policy_version
         self._slots = slots
@@ -151,46 +125,35 @@ class RequestLoop:
     def start(self, trajectory: TensorDict) -> None:
         """Send a request for the rest of a response.
 
-        Args:
-            trajectory: unfinished, below the response limit.
-
         Raises:
             RolloutError: if the trajectory is finished or running.
             EngineFailedError: if the engine does not take the request.
         """
-        name = f"{int(trajectory['group_id'])}/{int(trajectory['sample_index'])}"
+        group_id, sample = int(trajectory["group_id"]), int(trajectory["sample_index"])
+        name, num_requests = f"{group_id}/{sample}", int(trajectory["num_requests"])
         if name in self._in_flight or is_finished(trajectory):
             raise RolloutError(f"{name_of(trajectory)} is running or finished; it cannot start")
-        response = trajectory["response_ids"].tolist()
-        seed = request_seed(
-            self._run_seed,
-            int(trajectory["group_id"]),
-            int(trajectory["sample_index"]),
-            int(trajectory["num_requests"]),
-        )
+        response = trajectory["response_ids"]
         request = GenerationRequest(
             request_id=name,
-            token_ids=(*trajectory["prompt_ids"].tolist(), *response),
-            max_tokens=self._max_response_tokens - len(response),
-            seed=seed,
-            temperature=self._temperature,
+            token_ids=tuple(torch.cat([trajectory["prompt_ids"], response]).tolist()),
+            max_tokens=self.rollout.max_response_tokens - len(response),
+            seed=request_seed(self.run_seed, group_id, sample, num_requests),
+            temperature=self.rollout.temperature,
         )
         try:
-            self._engine.add_request(request)
+            self.engine.add_request(request)
         except Exception as error:  # Whatever vLLM raises.
             raise EngineFailedError(_failure([trajectory], error)) from error
-        self._in_flight[name] = (trajectory, seed)
-        self.stats.num_resumed += bool(response)
-        self.stats.num_started += int(trajectory["num_requests"]) == 0
+        self._in_flight[name] = (trajectory, request.seed)
+        self.stats.num_resumed += len(response) > 0
+        self.stats.num_started += num_requests == 0
 
     def step(self) -> list[TensorDict]:
-        """Decode one token of every running request.
+        """Decode one token of every running request; return what finished.
 
         The first failure of the engine in a phase is retried: all requests are paused and sent
         again with what they have.
-
-        Returns:
-            Trajectories that finished in this step.
 
         Raises:
             EngineFailedError: at the second failure, naming trajectories in flight.
@@ -201,25 +164,22 @@ class RequestLoop:
         self.stats.slot_steps += self.stats.active[-1]
         self.stats.capacity += self._slots
         try:
-            completions = self._engine.step()
+            completions = self.engine.step()
         except Exception as error:  # Whatever vLLM or its kernels raise.
             return self._retry(error)
         finished = [self._store(completion) for completion in completions]
-        if self._in_flight and not self._engine.num_unfinished:
+        if self._in_flight and not self.engine.num_unfinished:
             raise RolloutError(f"the engine lost requests {sorted(self._in_flight)[:3]}")
         return finished
 
     def pause(self) -> list[TensorDict]:
-        """End every request and store what each has generated, maybe nothing; settle rewards.
-
-        Returns:
-            Trajectories that turn out to be finished.
+        """End every request, store what each has generated and its reward; return what finished.
 
         Raises:
             RolloutError: if the engine lost a request or could not end one.
         """
         try:
-            return self._store_paused(self._engine.pause())
+            return self._store_paused(self.engine.pause())
         finally:
             self.settle()
 
@@ -239,7 +199,7 @@ class RequestLoop:
             len(running),
         )
         try:
-            completions = self._engine.pause()
+            completions = self.engine.pause()
         except Exception as second:
             raise EngineFailedError(_failure(running, second)) from second
         finished = self._store_paused(completions)
@@ -260,42 +220,45 @@ class RequestLoop:
         if completion.request_id not in self._in_flight:
             raise RolloutError(f"the engine returned unknown request '{completion.request_id}'")
         trajectory, seed = self._in_flight.pop(completion.request_id)
-        self._buffer.append(
+        self.buffer.append(
             trajectory,
             completion.token_ids,
             completion.logprobs,
             policy_version=self._policy_version,
             seed=seed,
-            mask_older=self._mask_older,
+            mask_older=self.rollout.mask_older_segments,
         )
         self.stats.num_tokens += len(completion.token_ids)
-        if self._routing is not None and completion.token_ids:
-            self._store_routing(trajectory, completion.routed_experts, self._routing)
-        response = trajectory["response_ids"].tolist()
+        if self.routing is not None and completion.token_ids:
+            self._store_routing(trajectory, completion.routed_experts, self.routing)
+        response = trajectory["response_ids"]
         status = status_after(
-            response, stop_token_id=self._stop_token_id, max_tokens=self._max_response_tokens
+            response,
+            stop_token_id=self.stop_token_id,
+            max_tokens=self.rollout.max_response_tokens,
         )
-        if status is Status.UNFINISHED and completion.finish_reason != "paused":
+        if status is not Status.UNFINISHED:
+            self._grade(trajectory, status)
+        elif completion.finish_reason != "paused":
             raise RolloutError(
                 f"{name_of(trajectory)}: the engine says '{completion.finish_reason}' after "
                 f"{len(response)} tokens, but neither stop token nor limit was reached"
             )
-        if status is not Status.UNFINISHED:
-            self._grade(trajectory, status, response)
         return trajectory
 
-    def _grade(self, trajectory: TensorDict, status: Status, response: list[int]) -> None:
+    def _grade(self, trajectory: TensorDict, status: Status) -> None:
         if self._grading.is_beside:
-            self._buffer.set_outcome(trajectory, status, 0.0)
-        prompt = self._prompts[int(trajectory["prompt_index"])]
+            self.buffer.set_outcome(trajectory, status, 0.0)
+        prompt = self.prompts[int(trajectory["prompt_index"])]
         self._grading.begin(
-            partial(prompt.grade, response),
-            lambda reward: self._buffer.set_outcome(trajectory, status, reward),
+            partial(prompt.grade, trajectory["response_ids"].tolist()),
+            lambda reward: self.buffer.set_outcome(trajectory, status, reward),
         )
 
     def _store_routing(
         self, trajectory: TensorDict, given: Tensor | None, rule: ResumedRouting
     ) -> None:
+        """Take in the rows [F, L, K] of a whole context."""
         if given is None:
             raise RolloutError(
                 f"{name_of(trajectory)}: the engine gave tokens without their experts; routing "

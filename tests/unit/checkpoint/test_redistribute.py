@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from support.fakes import trajectory
 from tensordict import TensorDict
 
-from rollverify.checkpoint.redistribution import Part, redistribute
+from rollverify.checkpoint.redistribute import Part, redistribute
 from rollverify.errors import CheckpointError
+from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger, PromptState
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
@@ -49,8 +50,8 @@ def part(
 
 
 def all_parts(parts: list[Part], size: int) -> list[Part]:
-    options = {"data_world_size": size, "prompt_index_of": prompt_index_of}
-    return [redistribute(parts, data_rank=rank, **options) for rank in range(size)]
+    ranks = [Ranks(rank=rank, size=size) for rank in range(size)]
+    return [redistribute(parts, new, prompt_index_of) for new in ranks]
 
 
 def ids(trajectories: list[TensorDict]) -> list[int]:
@@ -159,7 +160,7 @@ class Rank:
         stream = (prompts[prompt_index_of(place)] for place in range(start, 10_000))
         batches = iter(lambda: list(islice(stream, size)), [])
         self.queue = PromptQueue(
-            batches=batches, prompts=prompts, data_rank=rank, data_world_size=size
+            batches=batches, prompts=prompts, ranks=Ranks(rank=rank, size=size)
         )
         self.buffer, self.ledger = TrajectoryBuffer(group_size=1), PromptLedger()
         self.num_dropped = 0
