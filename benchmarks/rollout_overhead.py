@@ -29,6 +29,7 @@ def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     Returns:
         (model folder, engine, encoded prompts).
     """
+    from rollverify.config.tables import EngineConfig
     from rollverify.engine.model_folder import read_model_folder
     from rollverify.engine.vllm_engine import VllmEngine
     from rollverify.rewards import REWARDS
@@ -40,14 +41,9 @@ def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     _, prompts = load_encoded(train_file, model, MAX_PROMPT_TOKENS, REWARDS["exact_answer"])
     engine = VllmEngine(
         str(model.path),
+        EngineConfig(max_num_seqs=max(task["sequences"])),
         stop_token_id=model.stop_token_id,
-        dtype="float32",
         max_model_len=context,
-        max_num_seqs=max(task["sequences"]),
-        max_num_batched_tokens=8192,
-        kv_cache_gib=1.0,
-        gpu_memory_utilization=0.4,
-        enforce_eager=True,
         seed=0,
     )
     return model, engine, prompts
@@ -57,7 +53,7 @@ def make_rollouter(
     engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_id: int
 ) -> Any:
     """On-policy phases of all prompts."""
-    from rollverify.config.schema import DynamicSamplingConfig, RolloutConfig
+    from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
     from rollverify.losses.advantages import has_signal
     from rollverify.ranks import Ranks
     from rollverify.rollout.buffer import TrajectoryBuffer

@@ -136,6 +136,7 @@ def measure_engines(task: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RuntimeError: if they sample different tokens, or fewer than asked for.
     """
+    from rollverify.config.tables import EngineConfig
     from rollverify.engine.engine import GenerationRequest
     from rollverify.engine.generation import run_requests
     from rollverify.engine.vllm_engine import VllmEngine
@@ -144,14 +145,9 @@ def measure_engines(task: dict[str, Any]) -> dict[str, Any]:
     engines = {
         name: VllmEngine(
             task["folder"],
+            EngineConfig(max_num_seqs=number, kv_cache_gib=0.5, gpu_memory_utilization=0.2),
             stop_token_id=MOE_CONFIG["eos_token_id"],
-            dtype="float32",
             max_model_len=PROMPT_TOKENS + size,
-            max_num_seqs=number,
-            max_num_batched_tokens=8192,
-            kv_cache_gib=0.5,
-            gpu_memory_utilization=0.2,
-            enforce_eager=True,
             seed=0,
             record_routing=name == "with",
         )

@@ -146,7 +146,7 @@ def measure_speed(task: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from rollverify.checkpoint.rank_file import load_rank_file, save_rank_file
-    from rollverify.config.schema import RolloutConfig
+    from rollverify.config.tables import RolloutConfig
     from rollverify.rollout.requests import RequestLoop
 
     torch.set_num_threads(1)

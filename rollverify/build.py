@@ -17,13 +17,14 @@ import torch.distributed as dist
 from rollverify.checkpoint import run_folder
 from rollverify.checkpoint.checkpoint import Checkpointing, LoopState, RunCheckpoint
 from rollverify.checkpoint.rank_file import RankState
-from rollverify.config.check import check_world_size
-from rollverify.config.schema import Config
+from rollverify.config.environment import set_defaults
+from rollverify.config.rules import check_world_size
+from rollverify.config.tables import Config
 from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
 from rollverify.engine.engine import RolloutEngine
 from rollverify.engine.model_folder import ModelFolder, RoutingShape, read_model_folder
-from rollverify.engine.vllm_engine import make_engine
+from rollverify.engine.start import start_engine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.errors import ConfigError
 from rollverify.evaluation.stage import Evaluation
@@ -46,7 +47,7 @@ from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
 from rollverify.rollout.requests import RequestLoop
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.run import Run
-from rollverify.toy.base_model import base_folder, is_prepared
+from rollverify.toy.settings import base_folder, is_prepared
 from rollverify.training.policy_update import PolicyUpdate
 from rollverify.training.scoring import TrajectoryScorer
 from rollverify.verification.filtering import TrajectoryFilter, keep_close, keep_young
@@ -64,87 +65,16 @@ from torchtitan_ext.trainer_config import CHECKPOINT_FOLDER, TrainerSettings, bu
 
 def make_objective(config: Config) -> Objective:
     """The loss, its correction and its extra terms."""
-    return Objective(
-        loss_name=config.loss.name,
-        loss_settings=_loss_settings(config),
-        denominator=config.loss.denominator,
-        correction_name=config.correction.name,
-        correction_settings=_correction_settings(config),
-        kl_coefficient=config.kl.coefficient,
-        kl_estimator=config.kl.estimator,
-        entropy_coefficient=config.loss.entropy_coefficient,
-    )
+    return Objective(loss=config.loss, correction=config.correction, kl=config.kl)
 
 
 def make_credit(config: Config) -> CreditRule:
     """How rewards become advantages."""
-    advantage = config.advantage
     return CreditRule(
-        std=advantage.std,
-        baseline=advantage.baseline,
+        settings=config.advantage,
         max_response_tokens=config.rollout.max_response_tokens,
-        overlong_buffer_tokens=advantage.overlong_buffer_tokens,
-        overlong_factor=advantage.overlong_factor,
         mask_truncated=config.loss.mask_truncated,
     )
-
-
-def _loss_settings(config: Config) -> dict[str, Any]:
-    """Keyword settings of the chosen loss."""
-    loss = config.loss
-    clip = {"clip_low": loss.clip_low, "clip_high": loss.clip_high}
-    gspo_clip = {"clip_low": loss.gspo_clip_low, "clip_high": loss.gspo_clip_high}
-    every: dict[str, dict[str, Any]] = {
-        "grpo": clip | {"dual_clip": loss.dual_clip or None},
-        "dr_grpo": clip,
-        "gspo": gspo_clip,
-        "gspo_token": gspo_clip,
-        "sapo": {
-            "tau_positive": loss.sapo_tau_positive,
-            "tau_negative": loss.sapo_tau_negative,
-        },
-        "vespo": {
-            "positive_power": loss.vespo_positive_power,
-            "positive_decay": loss.vespo_positive_decay,
-            "negative_power": loss.vespo_negative_power,
-            "negative_decay": loss.vespo_negative_decay,
-        },
-        "cispo": {
-            "clip_low": loss.cispo_clip_low,
-            "clip_high": loss.cispo_clip_high,
-            "convention": loss.cispo_convention,
-        },
-        "decoupled_ppo": clip
-        | {
-            "weight_cap": loss.decoupled_ppo_weight_cap,
-            "cap_action": loss.decoupled_ppo_cap_action,
-        },
-        "m2po": {"threshold": loss.m2po_threshold},
-        "reinforce": {},
-    }
-    return every[loss.name]
-
-
-def _correction_settings(config: Config) -> dict[str, Any]:
-    """Keyword settings of the chosen correction; of the measured one where it is off."""
-    correction = config.correction
-    every: dict[str, dict[str, Any]] = {
-        "none": {"threshold": correction.threshold},
-        "truncated": {"level": correction.level, "threshold": correction.threshold},
-        "masked": {
-            "level": correction.level,
-            "low": correction.masked_low,
-            "high": correction.masked_high,
-        },
-        "icepop": {"low": correction.icepop_low, "high": correction.icepop_high},
-        "geometric_mask": {
-            "low": correction.geometric_mask_low,
-            "high": correction.geometric_mask_high,
-        },
-        "mask_stale": {"max_age": correction.mask_stale_max_age},
-        "opsm": {"delta": correction.opsm_delta},
-    }
-    return every[correction.name]
 
 
 def make_rollout_parts(
@@ -546,20 +476,20 @@ def set_mode(
 logger = logging.getLogger(__name__)
 
 
-def build_run(argv: Sequence[str]) -> Run:
-    """Build everything a command line asks for.
+def build_run(config: Config, resumed: Path | None = None) -> Run:
+    """Build everything a config asks for; in a plain Python process a run of one rank.
+
+    Collective over the world.
 
     Args:
-        argv: command line without the program's name.
+        config: of the whole run.
+        resumed: folder of the run to go on with; None for a new one.
 
     Raises:
         UserError: for anything the user can cure.
-
-    Source:
-        Collective: yes, over the world.
     """
-    loaded, resumed = run_folder.resolve(argv)
-    config = loaded.config
+    set_defaults()
+    make_objective(config)  # A loss of one's own is refused before anything large is loaded.
     model = _model_folder(config)
     _check_experts(config, model)
     reward = make_run_reward(config)
@@ -568,7 +498,13 @@ def build_run(argv: Sequence[str]) -> Run:
     check_world_size(config, world_size)
     folder = _shared_folder(config, resumed, rank)
     policy = make_policy_trainer(config, model, folder, is_resumed=resumed is not None)
-    engine = make_engine(config, model)
+    engine = start_engine(
+        model,
+        config.engine,
+        max_sequence_tokens=config.rollout.max_sequence_tokens,
+        seed=config.run.seed,
+        record_routing=config.routing_replay.mode == "engine",
+    )
     rollout = make_rollout_parts(config, model, engine, prompts, encoded, policy)
     evaluation = make_evaluation(config, model, engine, test, policy) if test else None
     window = make_window(config)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rollverify.checkpoint.run_folder import CONFIG_TOML, LATEST, find_run
 from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.data.prompts import read_prompt_set
 from rollverify.data.sources import PromptSource
 from rollverify.errors import ConfigError, RollVerifyError, exit_code

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from rollverify.checkpoint import run_folder
 from rollverify.checkpoint.checkpoint import Checkpointing
 from rollverify.config.dump import to_json
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.engine.engine import RolloutEngine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.evaluation.stage import Evaluation
@@ -128,6 +128,15 @@ class Run:
         if self.config.checkpoint.every_steps and self.policy.step > 0:
             self.save_in_flight(self.policy.step)
             logger.info("all that was generated is saved; go on with --resume %s", self.folder)
+
+    def __enter__(self) -> "Run":
+        """The run itself; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release what the run holds; Ctrl-C does again what it did before."""
+        self.close()
+        self.stop.close()
 
     def close(self) -> None:
         """Release engine, files and process group; a failure here never hides an earlier one."""

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rollverify.checkpoint.redistribute import redistribute
-from rollverify.config.schema import RolloutConfig
+from rollverify.config.tables import RolloutConfig
 from rollverify.data.loader import PromptLoader
 from rollverify.errors import CheckpointError
 from rollverify.files import write_atomic

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollverify.config.dump import diff, to_json, to_toml
 from rollverify.config.load import LoadedConfig, load_config
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.errors import CheckpointError, ConfigError
 from rollverify.files import write_atomic
 

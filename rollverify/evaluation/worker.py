@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rollverify.config.environment import set_defaults
 from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.evaluation.records import (
     Identity,
     ProblemRecord,
@@ -25,7 +25,7 @@ from rollverify.evaluation.records import (
 from rollverify.launch.shutdown import die_with_parent, write_rank_error
 from rollverify.log import init_logger
 from rollverify.rollout.inputs import load_from, make_run_reward, prompt_source
-from rollverify.toy.base_model import base_folder
+from rollverify.toy.settings import base_folder
 
 if TYPE_CHECKING:
     from rollverify.data.prompts import Prompt
@@ -174,7 +174,7 @@ def _generate(
     records: RecordFile,
 ) -> None:
     from rollverify.engine.generation import problem_requests, run_problems
-    from rollverify.engine.vllm_engine import make_engine
+    from rollverify.engine.start import start_engine
     from rollverify.evaluation.grading import BackgroundGrading
     from rollverify.rewards import num_graders
 
@@ -204,7 +204,15 @@ def _generate(
             logger.info("%d of %d problems done", num_done, len(left))
 
     with (
-        contextlib.closing(make_engine(config, model)) as engine,
+        contextlib.closing(
+            start_engine(
+                model,
+                config.engine,
+                max_sequence_tokens=config.rollout.max_sequence_tokens,
+                seed=config.run.seed,
+                record_routing=config.routing_replay.mode == "engine",
+            )
+        ) as engine,
         BackgroundGrading(recorder.record, write, num_threads) as grading,
     ):
         run_problems(engine, problems(), config.engine.max_num_seqs, grading.add)

@@ -9,7 +9,7 @@ from itertools import chain, zip_longest
 
 from tensordict import TensorDict
 
-from rollverify.config.schema import MetricsConfig
+from rollverify.config.tables import MetricsConfig
 from rollverify.hooks import StepState
 from rollverify.losses.advantages import count_zero_signal_groups
 from rollverify.metrics.json_lines import SlotLog

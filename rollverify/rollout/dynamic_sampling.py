@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rollverify.config.schema import DynamicSamplingConfig
+from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.errors import NoSignalError
 from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer

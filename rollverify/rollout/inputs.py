@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, cast
 
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.data.encoding import EncodedText, encode_prompts
 from rollverify.data.prompts import Prompt, read_prompt_set
 from rollverify.data.sources import PromptSource, SourceOptions, Use, resolve_source
@@ -14,7 +14,7 @@ from rollverify.engine.model_folder import ModelFolder
 from rollverify.errors import DataError
 from rollverify.rewards import Reward, make_reward, readable_indices
 from rollverify.rollout.prompt_queue import EncodedPrompt
-from rollverify.toy.base_model import TEST_FILE, TRAIN_FILE, base_folder
+from rollverify.toy.settings import TEST_FILE, TRAIN_FILE, base_folder
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.config.schema import RolloutConfig
+from rollverify.config.tables import RolloutConfig
 from rollverify.engine.engine import Completion, GenerationRequest, RolloutEngine
 from rollverify.engine.generation import GenerationStats, request_seed
 from rollverify.errors import EngineFailedError, RolloutError

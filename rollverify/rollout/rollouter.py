@@ -16,7 +16,7 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.config.schema import DynamicSamplingConfig, RolloutConfig
+from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
 from rollverify.engine.generation import GenerationStats
 from rollverify.errors import EngineFailedError
 from rollverify.ranks import Ranks

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollverify.config.dump import to_dict, toml_value
-from rollverify.config.files import read_values
-from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.dump import diff, toml_value
+from rollverify.config.load import load_config, read_file
+from rollverify.config.tables import Config
 from rollverify.errors import ConfigError
 from rollverify.study.definition import Arm, Study
 
@@ -69,12 +68,8 @@ def narrowed(study: Study, arms: Sequence[str], seeds: Sequence[int]) -> Study:
 
 def changed_by(arm: Arm, baseline: Arm) -> list[str]:
     """Settings that an arm changes against another one, as lines "key: theirs -> ours"."""
-    ours, theirs = _flat(_config_of(arm)), _flat(_config_of(baseline))
-    return [
-        f"{key}: {toml_value(theirs[key])} -> {toml_value(value)}"
-        for key, value in ours.items()
-        if theirs[key] != value and key != "run.name"
-    ]
+    changed = diff(_config_of(baseline), _config_of(arm))
+    return [line for line in changed if not line.startswith("run.name: ")]
 
 
 def as_flags(settings: Mapping[str, object]) -> list[str]:
@@ -100,7 +95,8 @@ def _planned(study: Study, arm: Arm, seed: int, root: Path) -> PlannedRun:
 def _arguments(arm: Arm) -> list[str]:
     files = [_found(file) for file in arm.config_files]
     for file in files[1:]:
-        for key in sorted(set(read_values(file)) & arm.inherited):
+        keys = {f"{table}.{key}" for table, values in read_file(file).items() for key in values}
+        for key in sorted(keys & arm.inherited):
             raise ConfigError(
                 f"{key} is set by {file} and by the study's settings, which would win; "
                 "repeat it in the arm's settings or leave it out of the study's"
@@ -116,10 +112,3 @@ def _found(file: str) -> str:
 
 def _config_of(arm: Arm) -> Config:
     return load_config(_arguments(arm)).config
-
-
-def _flat(config: Config) -> dict[str, object]:
-    tables = to_dict(config)
-    return {
-        f"{table}.{key}": value for table, values in tables.items() for key, value in values.items()
-    }

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from rollverify.checkpoint.run_folder import changed_settings
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.errors import ConfigError
 from rollverify.metrics.recorder import METRICS_FILE
 from rollverify.study.plan import PlannedRun

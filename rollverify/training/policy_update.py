@@ -26,7 +26,6 @@ from rollverify.losses.aggregation import (
     reduce_counts,
 )
 from rollverify.losses.objective import Objective, RowGiven
-from rollverify.losses.weighted import second_moment_limit
 from rollverify.ranks import gather_values
 from rollverify.rollout.trajectory import stacked
 from rollverify.training.packing import (
@@ -168,12 +167,7 @@ class PolicyUpdate:
             masked_in_denominator: whether tokens that the correction or the loss drops count in the
                 averages; False costs a scoring pass, since they must be known before the gradient.
             data_group: ranks that hold different trajectories; None where there is one.
-
-        Raises:
-            ValueError: if there is a KL term and no reference.
         """
-        if objective.kl_coefficient > 0.0 and reference is None:
-            raise ValueError("an objective with a KL term needs a reference")
         self._trainer = trainer
         self._objective = objective
         self._credit = credit
@@ -182,7 +176,7 @@ class PolicyUpdate:
         self._aggregation: AggregationMode = aggregation
         self._constant_length = constant_length
         self._num_minibatches = minibatches
-        self._reference = reference if objective.kl_coefficient > 0.0 else None
+        self._reference = reference if objective.kl.coefficient > 0.0 else None
         self._replay: ReplayMode = replay
         self._routing = routing
         self._masked_in_denominator = masked_in_denominator
@@ -209,7 +203,7 @@ class PolicyUpdate:
         """
         minibatches = self._with_scores(self._prepare(finished, policy_version))
         sums = StepSums(
-            has_gate=self._objective.loss_name in REPORTS_GATE,
+            has_gate=self._objective.loss.name in REPORTS_GATE,
             has_reference=self._reference is not None,
         )
         before: list[Tensor] = []
@@ -324,8 +318,7 @@ class PolicyUpdate:
         joined = torch.cat([torch.zeros(0), *squares])
         if self._data_group is not None:
             joined = gather_values([joined], self._data_group)[0]
-        limit = second_moment_limit(joined, self._objective.second_moment_threshold)
-        return with_given(one, limit=[limit] * len(one.rows))
+        return with_given(one, limit=[self._objective.limit_of(joined)] * len(one.rows))
 
     def _forward_backward(self, one: Minibatch, sums: StepSums) -> Tensor:
         """Gradients of one step; returns the members' log-probs before the iteration, [N]."""

@@ -71,10 +71,20 @@ def modules() -> dict[str, ast.Module]:
     return {name.replace("/", "."): parsed(file) for name, file in zip(names, files, strict=True)}
 
 
+def for_types_only(tree: ast.Module) -> set[ast.AST]:
+    """Imports that only a type checker makes."""
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    checked = [block for block in blocks if ast.unparse(block.test) == "TYPE_CHECKING"]
+    return {node for block in checked for node in block.body}
+
+
 def imports_in(tree: ast.Module) -> set[str]:
-    """Dotted names of all imported modules and of what is imported from them."""
+    """Dotted names of all modules imported at run time and of what is imported from them."""
     found: set[str] = set()
+    skipped = for_types_only(tree)
     for node in ast.walk(tree):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

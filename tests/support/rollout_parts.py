@@ -7,7 +7,7 @@ from typing import Any
 from support.fakes import EOS, FakeEngine
 from tensordict import TensorDict
 
-from rollverify.config.schema import DynamicSamplingConfig, RolloutConfig
+from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
 from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger

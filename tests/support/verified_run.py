@@ -8,7 +8,7 @@ from support.engine_pair import MAX_NUM_SEQS, Pair
 from support.tiny_models import EOS_ID, random_documents
 from tensordict import TensorDict
 
-from rollverify.config.schema import DynamicSamplingConfig, RolloutConfig
+from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
 from rollverify.engine.model_folder import RoutingShape
 from rollverify.hooks import StepState
 from rollverify.losses.advantages import CreditRule, has_signal

@@ -1,17 +1,16 @@
 """What a run begins in, and what of a checkpoint it may resume."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rollverify.build import make_window, set_mode
-from rollverify.config.method_tables import (
+from rollverify.config.tables import (
+    Config,
     MethodConfig,
     RoutingReplayConfig,
     VerificationConfig,
 )
-from rollverify.config.schema import Config
 
 
 class FakeRollouter:
@@ -30,8 +29,7 @@ class FakeRollouter:
 
 def resumed(method: str, *, replay: str = "off", measure: bool = False) -> FakeRollouter:
     """The rollouter of a run resumed at version 6."""
-    config = replace(
-        Config(),
+    config = Config(
         method=MethodConfig(name=method),
         routing_replay=RoutingReplayConfig(mode=replay),
         verification=VerificationConfig(measure=measure),

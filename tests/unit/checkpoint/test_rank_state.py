@@ -7,7 +7,7 @@ from support.fakes import EOS, FakeEngine
 from support.rollout_parts import names
 
 from rollverify.checkpoint.rank_file import RankState
-from rollverify.config.schema import DynamicSamplingConfig, RolloutConfig
+from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
 from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
 from rollverify.errors import CheckpointError

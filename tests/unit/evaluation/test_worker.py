@@ -25,7 +25,7 @@ def record(
     monkeypatch: pytest.MonkeyPatch, flags: list[str], engine: ScriptedEngine
 ) -> dict[int, ProblemRecord]:
     """Run the rank; returns the records it leaves."""
-    monkeypatch.setitem(sys.modules, "rollverify.engine.vllm_engine", parts_with(engine))
+    monkeypatch.setitem(sys.modules, "rollverify.engine.start", parts_with(engine))
     assert main(flags) == 0
     folder = Path(flags[flags.index("--evaluation.output") + 1])
     return read_records(folder / RECORDS_FILE)[1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.fakes import trajectory
 
-from rollverify.config.schema import MetricsConfig
+from rollverify.config.tables import MetricsConfig
 from rollverify.engine.generation import GenerationStats
 from rollverify.hooks import StepState
 from rollverify.metrics.names import is_declared

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from support.fakes import FakeEngine, trajectory
 from support.rollout_parts import Parts, make_parts, names
 
-from rollverify.config.schema import DynamicSamplingConfig
+from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.errors import EngineFailedError, NoSignalError, RolloutError
 from rollverify.ranks import Ranks
 from rollverify.rollout.exchange import check_twins

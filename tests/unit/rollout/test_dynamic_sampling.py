@@ -8,7 +8,7 @@ import torch
 from support.fakes import FakeEngine
 from support.rollout_parts import Parts, make_parts, names
 
-from rollverify.config.schema import DynamicSamplingConfig
+from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.errors import EngineFailedError, NoSignalError, exit_code
 from rollverify.rollout.dynamic_sampling import GivenUp
 from rollverify.rollout.trajectory import is_finished, stacked

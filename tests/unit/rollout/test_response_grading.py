@@ -10,7 +10,7 @@ import torch
 from support.fakes import FakeEngine
 from support.rollout_parts import NUM_PROMPTS, Parts, make_parts, names
 
-from rollverify.config.schema import DynamicSamplingConfig
+from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.engine.engine import Completion
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.rollout.requests import ResponseGrading

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollverify.config.check import check_world_size
+from rollverify.config.rules import check_world_size
 from rollverify.study.definition import read_study
 from rollverify.study.plan import PlannedRun, plan_runs
 

@@ -7,6 +7,8 @@ import torch
 from support.fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
 
+from rollverify.config.losses import NoCorrection
+from rollverify.config.tables import AdvantageConfig
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.metrics.names import is_declared
@@ -16,7 +18,7 @@ SETTINGS = {
     "micro_batch_tokens": 64,
     "temperature": 1.0,
     "objective": Objective(),
-    "credit": CreditRule(std="none", max_response_tokens=4),
+    "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=4),
     "aggregation": "token_mean",
     "constant_length": 4,
     "data_group": None,
@@ -112,7 +114,8 @@ def test_metrics_by_hand():
 
 
 def test_without_correction_the_weights_are_measured_but_not_applied():
-    _, metrics = step(hand_case(), uniform_trainer(), objective=Objective(correction_name="none"))
+    objective = Objective(correction=NoCorrection())
+    _, metrics = step(hand_case(), uniform_trainer(), objective=objective)
     assert metrics["train/loss"] == pytest.approx((-0.5 - 0.5 + 0.5) / 3, abs=1e-6)
     assert metrics["correction/weight_mean"] == pytest.approx((1.5 + 2.0 + 0.5) / 3, abs=1e-6)
     assert metrics["correction/truncated_frac"] == pytest.approx(1 / 3)
@@ -149,7 +152,7 @@ def test_groups_without_signal_give_no_gradient(std):
     batch = [trajectory([0], [1, 2], reward=1.0, group=0) for _ in range(3)]
     batch += [trajectory([0], [2, 3], reward=0.0, group=1) for _ in range(3)]
     batch += [trajectory([0], [4], reward=0.7, group=2)]
-    credit = CreditRule(std=std, max_response_tokens=4)
+    credit = CreditRule(settings=AdvantageConfig(std=std), max_response_tokens=4)
     trainer, metrics = step(batch, credit=credit)
     assert torch.count_nonzero(trainer.gradient) == 0
     assert metrics["train/loss"] == 0.0
