@@ -164,11 +164,11 @@ def _method(config: Config) -> Iterator[str]:
             f"filter.name = {name!r} discards unfinished responses, but method.name = "
             "'on_policy' leaves none; set filter.name = 'off' or method.name = 'partial_rollout'"
         )
-    reference = config.verification.reference
+    reference = config.verification.against
     if mode == "trainer" and reference != "anchor" and method != "on_policy":
         yield (
             "routing_replay.mode = 'trainer' records experts in the anchor pass, which "
-            f"verification.reference = {reference!r} leaves out; set verification.reference = "
+            f"verification.against = {reference!r} leaves out; set verification.against = "
             "'anchor' or routing_replay.mode = 'engine'"
         )
 
@@ -252,12 +252,12 @@ def _ratio_of_the_loss(config: Config) -> Iterator[str]:
     if loss.denominator != "anchor_at_sampling" or config.method.name == "on_policy":
         return  # With on_policy every token is fresh, and the policy before the step its anchor.
     is_scored = config.method.name == "rollverify" or config.filter.name == "ops"
-    if verification.reference != "anchor" or not (is_scored or verification.measure):
+    if verification.against != "anchor" or not (is_scored or verification.measure):
         yield (
             "loss.denominator = 'anchor_at_sampling' needs the anchors of stale tokens, which are "
-            f"not recorded with verification.reference = {verification.reference!r} and "
+            f"not recorded with verification.against = {verification.against!r} and "
             f"verification.measure = {str(verification.measure).lower()}; set "
-            "verification.reference = 'anchor' and verification.measure = true, or "
+            "verification.against = 'anchor' and verification.measure = true, or "
             "loss.denominator = 'behavior'"
         )
 

@@ -57,7 +57,7 @@ class VerificationConfig(Table, frozen=True):
     """A response is cut before its first segment whose mean OPS reaches this; inf turns it off."""
     token_threshold: Limit = 2.0
     """What is left is cut before its first token whose OPS reaches this; inf turns it off."""
-    reference: Literal["anchor", "behavior"] = "anchor"
+    against: Literal["anchor", "behavior"] = "anchor"
     """Log-probs that the updated ones are compared with. anchor: the trainer's, under the version
     that sampled the token. behavior: the engine's at sampling, which halves the scoring and adds
     the gap between engine and trainer to OPS."""

@@ -144,11 +144,11 @@ class TrainedMetrics:
 
 _CONSEQUENCE = {
     "behavior": (
-        "responses are cut for the engine's rounding; set verification.reference = 'anchor', raise "
+        "responses are cut for the engine's rounding; set verification.against = 'anchor', raise "
         "segment_threshold or make engine.dtype finer"
     ),
     "anchor": (
-        "reference = 'anchor' keeps this out of what is cut, but even fresh tokens are that far "
+        "against = 'anchor' keeps this out of what is cut, but even fresh tokens are that far "
         "from the trainer's policy"
     ),
 }

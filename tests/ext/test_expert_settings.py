@@ -32,7 +32,7 @@ def model_folder(root: Path, **experts: Any) -> Path:
     [
         (REPLAY, "routing_replay.mode = 'engine' needs a mixture-of-experts model, '.*' is dense"),
         (
-            ["--routing-replay.mode", "trainer", "--verification.reference", "anchor"],
+            ["--routing-replay.mode", "trainer", "--verification.against", "anchor"],
             "routing_replay.mode = 'trainer' needs a mixture",
         ),
         (

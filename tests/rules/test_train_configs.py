@@ -38,7 +38,7 @@ CHANGES = {
         "switching.enable: true -> false",
         'filter.name: "off" -> "staleness"',
     ],
-    "rollverify": ['verification.reference: "behavior" -> "anchor"'],
+    "rollverify": ['verification.against: "behavior" -> "anchor"'],
     "rollverify_no_switching": ["switching.enable: true -> false"],
     "rollverify_sequence_only": ["verification.token_threshold: 2.0 -> inf"],
 }
@@ -97,7 +97,7 @@ def test_default_file_restates_the_defaults_of_the_schema_but_for_the_small_mach
     """A default is changed in the schema and in default.toml together, never in one of them."""
     default = load_config(["--config", "train_configs/default.toml"]).config
     assert diff(Config(), default) == [
-        'verification.reference: "anchor" -> "behavior"',
+        'verification.against: "anchor" -> "behavior"',
         "rollout.oversampling: 2.0 -> 1.25",
         "engine.max_num_seqs: 512 -> 320",
         'training.lr_decay: "constant" -> "linear"',

@@ -52,8 +52,8 @@ BROKEN = [
     ({"training.warmup_steps": 61}, "must be <= training.steps = 60, got 61"),
     ({"parallelism.data_parallel_shard": 0}, "data_parallel_shard must be >= 1, or -1"),
     (
-        {"routing_replay.mode": "trainer", "verification.reference": "behavior"},
-        "set verification.reference = 'anchor' or routing_replay.mode = 'engine'",
+        {"routing_replay.mode": "trainer", "verification.against": "behavior"},
+        "set verification.against = 'anchor' or routing_replay.mode = 'engine'",
     ),
     ({"prepare.min_steps": 81}, "prepare.min_steps must be <= prepare.max_steps = 80, got 81"),
     ({"prepare.noise_low": 0.8}, "must be <= prepare.noise_high = 0.7, got 0.8"),
@@ -95,12 +95,12 @@ BROKEN = [
         "'behavior' has no effect with loss.name = 'reinforce'",
     ),
     (
-        AT_SAMPLING | {"verification.reference": "behavior"},
-        "not recorded with verification.reference = 'behavior'",
+        AT_SAMPLING | {"verification.against": "behavior"},
+        "not recorded with verification.against = 'behavior'",
     ),
     (
         AT_SAMPLING | {"method.name": "partial_rollout", "verification.measure": False},
-        "verification.measure = false; set verification.reference = 'anchor'",
+        "verification.measure = false; set verification.against = 'anchor'",
     ),
     ({"loss.name": "decoupled_ppo"}, "weigh by denominator / behavior twice; set correction.name"),
     ({"loss.name": "decoupled_ppo"} | BEHAVIOR, "where its weight is always 1"),
@@ -151,7 +151,7 @@ ACCEPTED = [
     BEHAVIOR | {"correction.name": "opsm", "correction.delta": 0.1},
     AT_SAMPLING,
     # Nothing is stale there, so the policy before the step is the anchor of every token.
-    AT_SAMPLING | {"method.name": "on_policy", "verification.reference": "behavior"},
+    AT_SAMPLING | {"method.name": "on_policy", "verification.against": "behavior"},
     AT_SAMPLING | {"method.name": "partial_rollout", "filter.name": "ops"},
     DECOUPLED | {"loss.weight_cap": math.inf},
     {"loss.name": "decoupled_ppo", "correction.name": "geometric_mask"},

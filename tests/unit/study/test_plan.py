@@ -39,7 +39,7 @@ def test_settings_of_every_kind_become_flags():
     }
     config = plan_runs(study(settings=settings), ROOT)[1].config
     assert config.verification.token_threshold == float("inf")
-    assert config.verification.measure is False and config.verification.reference == "anchor"
+    assert config.verification.measure is False and config.verification.against == "anchor"
     assert config.engine.options == {"block_size": 16} and config.training.lr == 1e-5
 
 

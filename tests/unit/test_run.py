@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from rollverify.build import make_window, set_mode
 from rollverify.config.tables import (
     Config,
     MethodConfig,
     RoutingReplayConfig,
     VerificationConfig,
 )
+from rollverify.run import drop_what_may_not_resume
+from rollverify.verification.window import AcceptanceWindow
 
 
 class FakeRollouter:
@@ -35,7 +36,7 @@ def resumed(method: str, *, replay: str = "off", measure: bool = False) -> FakeR
         verification=VerificationConfig(measure=measure),
     )
     rollouter = FakeRollouter()
-    set_mode(config, rollouter, make_window(config), 6)
+    drop_what_may_not_resume(config, rollouter, AcceptanceWindow(config.switching), 6)
     return rollouter
 
 
