@@ -30,13 +30,13 @@ def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
         (model folder, engine, encoded prompts).
     """
     from rollverify.inputs import load_encoded, read_model_folder
-    from rollverify.rewards import REWARDS
+    from rollverify.rewards import exact_answer
     from rollverify.rollout.vllm_engine import VllmEngine
 
     context = MAX_PROMPT_TOKENS + task["max_response_tokens"]
     model = read_model_folder(Path(task["folder"]), context)
     train_file = model.path / "train.jsonl"
-    _, prompts = load_encoded(train_file, model, MAX_PROMPT_TOKENS, REWARDS["exact_answer"])
+    _, prompts = load_encoded(train_file, model, MAX_PROMPT_TOKENS, exact_answer)
     engine = VllmEngine(
         str(model.path),
         stop_token_id=model.stop_token_id,

@@ -32,7 +32,7 @@ from rollverify.parts import (
     make_weight_sync,
 )
 from rollverify.prepare import base_folder, is_prepared
-from rollverify.rewards import Reward, counts_of
+from rollverify.rewards import Reward
 from rollverify.rollout.weight_sync import WeightSync
 from rollverify.rollout_parts import (
     RolloutParts,
@@ -78,8 +78,8 @@ def build_run(argv: Sequence[str]) -> Run:
     folder = _shared_folder(config, resumed, rank)
     policy = make_policy_trainer(config, model, folder, is_resumed=resumed is not None)
     engine = make_engine(config, model)
-    rollout = make_rollout_parts(config, model, engine, prompts, encoded, policy)
-    evaluation = make_evaluation(config, model, engine, test, policy) if test else None
+    rollout = make_rollout_parts(config, model, engine, prompts, encoded, policy, reward)
+    evaluation = make_evaluation(config, model, engine, test, policy, reward) if test else None
     window = make_window(config)
     checkpoint = make_checkpoint(config, folder, policy, rollout.state, window, evaluation, rank)
     first_step = 1
@@ -196,7 +196,7 @@ def _rollout_metrics(
         text_samples_every=config.metrics.text_samples_every,
         epoch=lambda: rollout.loader.last_batch_epoch,
         data_group=policy.data_group,
-        grading_counts=counts_of(reward),
+        grading_counts=reward.take_counts,
     )
 
 

@@ -14,7 +14,7 @@ from rollverify.errors import ConfigError
 from rollverify.inputs import ModelFolder
 from rollverify.objective_parts import make_credit, make_objective
 from rollverify.rank_state import RankState
-from rollverify.rewards import ANSWERS, num_graders
+from rollverify.rewards import Reward
 from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.rollout.weight_sync import WeightSync
@@ -158,9 +158,9 @@ def make_evaluation(
     engine: RolloutEngine,
     test: list[EncodedPrompt],
     policy: PolicyTrainer,
+    reward: Reward,
 ) -> Evaluation:
     """The pass over the test set; this rank takes its share."""
-    read = ANSWERS.get(config.data.reward)
     return Evaluation(
         engine=engine,
         prompts=test,
@@ -174,8 +174,10 @@ def make_evaluation(
         last_step=config.training.steps,
         data_rank=policy.data_rank,
         data_world_size=policy.data_world_size,
-        answer_of=(lambda token_ids: read(model.decode(token_ids))) if read else None,
-        num_graders=num_graders(config.data.reward, config.reward.num_workers),
+        answer_of=(lambda token_ids: reward.answer_of(model.decode(token_ids)))
+        if reward.has_answers
+        else None,
+        num_graders=reward.num_threads,
     )
 
 

@@ -16,7 +16,7 @@ from rollverify.inputs import ModelFolder, encoded_batches
 from rollverify.metrics.audit_log import AuditLog
 from rollverify.mode import scores_unfinished
 from rollverify.rank_state import RankState
-from rollverify.rewards import num_graders
+from rollverify.rewards import Reward
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.dynamic_sampling import SignalRule
 from rollverify.rollout.engine import RolloutEngine
@@ -56,6 +56,7 @@ def make_rollout_parts(
     prompts: list[Prompt],
     encoded: list[EncodedPrompt],
     policy: PolicyTrainer,
+    reward: Reward,
 ) -> RolloutParts:
     """The rollouter of this rank with all it works on."""
     rollout = config.rollout
@@ -72,7 +73,7 @@ def make_rollout_parts(
     buffer, ledger = TrajectoryBuffer(group_size=rollout.group_size), PromptLedger()
     in_flight = rollout.oversampling * rollout.prompts_per_step * rollout.group_size
     rollouter = Rollouter(
-        loop=_request_loop(config, model, engine, buffer, encoded),
+        loop=_request_loop(config, model, engine, buffer, encoded, reward.num_threads),
         buffer=buffer,
         queue=queue,
         ledger=ledger,
@@ -127,6 +128,7 @@ def _request_loop(
     engine: RolloutEngine,
     buffer: TrajectoryBuffer,
     encoded: Sequence[EncodedPrompt],
+    num_graders: int,
 ) -> RequestLoop:
     return RequestLoop(
         engine=engine,
@@ -138,7 +140,7 @@ def _request_loop(
         run_seed=config.run.seed,
         mask_older=config.rollout.mask_older_segments,
         routing=config.routing_replay.on_resume if config.routing_replay.mode == "engine" else None,
-        num_graders=num_graders(config.data.reward, config.reward.num_workers),
+        num_graders=num_graders,
     )
 
 

@@ -18,7 +18,7 @@ from rollverify.config.schema import Config
 from rollverify.hooks import HookRegistry
 from rollverify.metrics.recorder import Recorder
 from rollverify.report import final_report
-from rollverify.rewards import Reward, close_reward, exact_answer
+from rollverify.rewards import Reward, exact_answer
 from rollverify.rollout.engine import RolloutEngine
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.rollout.weight_sync import WeightSync
@@ -132,7 +132,7 @@ class Run:
 
     def close(self) -> None:
         """Release engine, files and process group; a failure here never hides an earlier one."""
-        close_reward(self.reward)
+        self.reward.close()
         for part in (self.recorder, self.engine, self.policy):
             try:
                 part.close()

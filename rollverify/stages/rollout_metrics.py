@@ -45,7 +45,7 @@ class RolloutMetrics:
         text_samples_every: int,
         epoch: Callable[[], int],
         data_group: dist.ProcessGroup | None,
-        grading_counts: Callable[[], dict[str, int]] | None = None,
+        grading_counts: Callable[[], dict[str, int]] = dict,
     ) -> None:
         """Set up.
 
@@ -58,7 +58,7 @@ class RolloutMetrics:
             epoch: epoch of the prompts just used.
             data_group: ranks that hold different trajectories; None where there is one.
             grading_counts: gradings since the last call that say nothing of the response, by kind;
-                None for rewards that always have a verdict.
+                {} for rewards that always have a verdict.
         """
         self._rollouter = rollouter
         self._decode = decode
@@ -99,15 +99,15 @@ class RolloutMetrics:
             sums["groups_given_up"] = float(given_up.num_groups)
             sums["num_given_up"] = float(given_up.num_trajectories)
             sums["reward_given_up"] = given_up.reward
-        if self._grading_counts is not None:
-            sums |= {f"grading_{kind}": float(n) for kind, n in self._grading_counts().items()}
+        counts = self._grading_counts()
+        sums |= {f"grading_{kind}": float(number) for kind, number in counts.items()}
         if self._data_group is not None:
             sums, maxima = reduce_metrics(sums, maxima, self._data_group)
             lengths = _all_lengths(lengths, self._data_group)
         state.metrics |= self._from_sums(sums) | maxima
         if given_up is not None:
             state.metrics |= _with_given_up(sums)
-        if self._grading_counts is not None:
+        if counts:
             state.metrics |= {
                 "reward/grading_errors": sums["grading_error"],
                 "reward/timeouts": sums["grading_timeout"],
