@@ -10,9 +10,10 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rollverify.data.columns import answer_of, id_of, prompt_of
 from rollverify.data.hub import read_hub_rows
@@ -36,6 +37,8 @@ class Prompt:
     """The reward function decides what it means."""
     problem: str = ""
     """The problem without any template; "" if it is `text` itself."""
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, compare=False)
+    """Every key of the row as read."""
 
     @property
     def bare_text(self) -> str:

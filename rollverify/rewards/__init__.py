@@ -1,11 +1,12 @@
-"""Rewards by the name used for `data.reward`: exact_answer or math."""
+"""Rewards by the name used for `data.reward`: exact_answer, math, or a user's own function."""
 
 import logging
 from collections.abc import Sequence
 
 from rollverify.data.prompts import Prompt
-from rollverify.errors import DataError
+from rollverify.errors import ConfigError, DataError
 from rollverify.rewards.exact import ExactAnswer, exact_answer
+from rollverify.rewards.function import PATTERN, FunctionReward
 from rollverify.rewards.maths import MathReward
 from rollverify.rewards.reward import Reward
 
@@ -17,13 +18,28 @@ BUILT_IN: dict[str, type[Reward]] = {"exact_answer": ExactAnswer, "math": MathRe
 
 
 def reward_class(name: str) -> type[Reward]:
-    """The class of a reward."""
-    return BUILT_IN[name]
+    """The class of a reward.
+
+    Raises:
+        ConfigError: if the name cannot be one.
+    """
+    if name not in BUILT_IN and not PATTERN.fullmatch(name):
+        raise ConfigError(
+            f"data.reward must be one of {', '.join(BUILT_IN)}, module:function or "
+            f"path/to/file.py:function, got {name!r}"
+        )
+    return BUILT_IN.get(name, FunctionReward)
 
 
 def make_reward(name: str, *, time_out_s: float, num_workers: int) -> Reward:
-    """The reward of a name; one object serves a whole run. Limit and processes are its workers'."""
+    """The reward of a name; one object serves a whole run. Limit and processes are its workers'.
+
+    Raises:
+        ConfigError: if the name is unknown, or a user's function cannot be loaded and called.
+    """
     kind = reward_class(name)
+    if issubclass(kind, FunctionReward):
+        return kind(name, time_out_s=time_out_s, num_workers=num_workers)
     if issubclass(kind, MathReward):
         return kind(time_out_s=time_out_s, num_workers=num_workers)
     return kind()

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from rollverify.data.prompts import Prompt
-from rollverify.errors import DataError
-from rollverify.rewards import exact_answer, make_reward, readable_indices
+from rollverify.errors import ConfigError, DataError
+from rollverify.rewards import exact_answer, make_reward, readable_indices, reward_class
 
 SOURCE = "train.jsonl"
 
@@ -26,6 +26,26 @@ def test_exact_answer_needs_no_process_and_counts_nothing():
     reward = make_reward("exact_answer", time_out_s=1.0, num_workers=1)
     assert reward.num_threads == 0 and reward.take_counts() == {}
     reward.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "has_answers"),
+    [
+        ("exact_answer", True),
+        ("math", True),
+        ("my.rewards:score", False),
+        ("my_rewards:Judge.score", False),
+        ("../some where/rewards.py:score", False),
+    ],
+)
+def test_names_of_rewards(name, has_answers):
+    assert reward_class(name).has_answers is has_answers
+
+
+@pytest.mark.parametrize("name", ["", "maths", "my_rewards", "my_rewards:", ":f", "a b:f", "a:f()"])
+def test_other_names_are_refused(name):
+    with pytest.raises(ConfigError, match=r"data\.reward must be one of exact_answer, math, mod"):
+        make_reward(name, time_out_s=1.0, num_workers=1)
 
 
 def test_prompts_with_unreadable_gold_are_left_out_and_counted(maths, caplog):
