@@ -32,13 +32,13 @@ def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     from rollverify.config.tables import EngineConfig
     from rollverify.engine.model_folder import read_model_folder
     from rollverify.engine.vllm_engine import VllmEngine
-    from rollverify.rewards import REWARDS
+    from rollverify.rewards import exact_answer
     from rollverify.rollout.inputs import load_encoded
 
     context = MAX_PROMPT_TOKENS + task["max_response_tokens"]
     model = read_model_folder(Path(task["folder"]), context)
     train_file = model.path / "train.jsonl"
-    _, prompts = load_encoded(train_file, model, MAX_PROMPT_TOKENS, REWARDS["exact_answer"])
+    _, prompts = load_encoded(train_file, model, MAX_PROMPT_TOKENS, exact_answer)
     engine = VllmEngine(
         str(model.path),
         EngineConfig(max_num_seqs=max(task["sequences"])),

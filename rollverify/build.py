@@ -6,6 +6,7 @@ The only place that sees the whole `Config` and everything else at once.
 import logging
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from rollverify.metrics.rollout import RolloutMetrics, SlotTrace
 from rollverify.metrics.routing import NativeMismatch, RoutingMetrics
 from rollverify.metrics.throughput import Throughput
 from rollverify.ranks import Ranks
-from rollverify.rewards import ANSWERS, counts_of, num_graders
+from rollverify.rewards import Reward
 from rollverify.rollout.accounting import Accounting
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.inputs import encoded_batches, load_inputs, make_run_reward
@@ -99,8 +100,8 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
         seed=config.run.seed,
         record_routing=config.routing_replay.mode == "engine",
     )
-    rollouts = _rollouts(config, model, engine, prompts, encoded, ranks)
-    evaluation = _evaluation(config, model, engine, test, ranks) if test else None
+    rollouts = _rollouts(config, model, engine, prompts, encoded, ranks, reward.num_threads)
+    evaluation = make_evaluation(config, model, engine, test, ranks, reward) if test else None
     window = AcceptanceWindow(config.switching)
     checkpoint = _checkpoint(config, folder, policy, rollouts, window, evaluation)
     done = 0 if resumed is None else checkpoint.load_latest(config.training.steps)
@@ -207,7 +208,7 @@ def _register_hooks(
             metrics=config.metrics,
             epoch=lambda: rollouts.loader.last_batch_epoch,
             ranks=ranks,
-            grading_counts=counts_of(run.reward),
+            grading_counts=run.reward.take_counts,
         ),
     )
     slot_log = SlotLog(run.folder, rank=run.rank, resume_step=done)
@@ -266,6 +267,7 @@ def _rollouts(
     prompts: list[Prompt],
     encoded: list[EncodedPrompt],
     ranks: Ranks,
+    num_graders: int,
 ) -> RankState:
     """The rollouter of this rank with all it works on, which checkpoints hold."""
     rollout, replay = config.rollout, config.routing_replay
@@ -283,7 +285,7 @@ def _rollouts(
         stop_token_id=model.stop_token_id,
         run_seed=config.run.seed,
         routing=replay.on_resume if replay.mode == "engine" else None,
-        num_graders=num_graders(config.data.reward, config.reward.num_workers),
+        num_graders=num_graders,
     )
     in_flight = rollout.oversampling * rollout.prompts_per_step * rollout.group_size
     rollouter = Rollouter(
@@ -360,15 +362,19 @@ def _weight_sync(
     )
 
 
-def _evaluation(
+def make_evaluation(
     config: Config,
     model: ModelFolder,
     engine: RolloutEngine,
     test: list[EncodedPrompt],
     ranks: Ranks,
+    reward: Reward,
 ) -> Evaluation:
     """The pass over the test set; this rank takes its share."""
-    read = ANSWERS.get(config.data.reward)
+
+    def answer_of(token_ids: Sequence[int]) -> str | None:
+        return reward.answer_of(model.decode(token_ids))
+
     return Evaluation(
         engine=engine,
         prompts=test,
@@ -382,8 +388,8 @@ def _evaluation(
         last_step=config.training.steps,
         data_rank=ranks.rank,
         data_world_size=ranks.size,
-        answer_of=(lambda token_ids: read(model.decode(token_ids))) if read else None,
-        num_graders=num_graders(config.data.reward, config.reward.num_workers),
+        answer_of=answer_of if reward.has_answers else None,
+        num_graders=reward.num_threads,
     )
 
 

@@ -23,7 +23,7 @@ from rollverify.launch.shutdown import StopRequest
 from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.report import final_report
 from rollverify.ranks import Ranks
-from rollverify.rewards import Reward, close_reward, exact_answer
+from rollverify.rewards import Reward, exact_answer
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.training.policy_update import PolicyUpdate
 from rollverify.verification.window import AcceptanceWindow
@@ -139,7 +139,7 @@ class Run:
 
     def close(self) -> None:
         """Release engine, files and process group; a failure here never hides an earlier one."""
-        close_reward(self.reward)
+        self.reward.close()
         for part in (self.recorder, self.engine, self.policy):
             try:
                 part.close()

@@ -59,8 +59,8 @@ class RolloutMetrics:
 
     ranks: Ranks
 
-    grading_counts: Callable[[], dict[str, int]] | None = None
-    """Gradings since the last call that say nothing of the response, by kind; None for rewards that
+    grading_counts: Callable[[], dict[str, int]] = dict
+    """Gradings since the last call that say nothing of the response, by kind; {} for rewards that
     always have a verdict."""
 
     def __call__(self, state: StepState) -> None:
@@ -93,14 +93,14 @@ class RolloutMetrics:
             sums["groups_given_up"] = float(given_up.num_groups)
             sums["num_given_up"] = float(given_up.num_trajectories)
             sums["reward_given_up"] = given_up.reward
-        if self.grading_counts is not None:
-            sums |= {f"grading_{kind}": float(n) for kind, n in self.grading_counts().items()}
+        counts = self.grading_counts()
+        sums |= {f"grading_{kind}": float(number) for kind, number in counts.items()}
         sums, maxima = self.ranks.reduce(sums, maxima)
         lengths = list(chain.from_iterable(self.ranks.gather(lengths)))
         state.metrics |= self._from_sums(sums) | maxima
         if given_up is not None:
             state.metrics |= _with_given_up(sums)
-        if self.grading_counts is not None:
+        if counts:
             state.metrics |= {
                 "reward/grading_errors": sums["grading_error"],
                 "reward/timeouts": sums["grading_timeout"],

@@ -60,7 +60,7 @@ def load_encoded(
 
 def _check_answer(text: EncodedText, reward: Reward) -> None:
     try:
-        reward(text.prompt, "")
+        reward.check(text.prompt)
     except DataError as error:
         raise DataError(f"{text.place}: {error}") from error
 

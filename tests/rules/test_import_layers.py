@@ -60,7 +60,7 @@ ONE_PLACE = {
     },
     "tensorboard": {"rollverify/metrics/recorder.py"},
     "torchdata": {"rollverify/data/loader.py"},
-    "math_verify": {"rollverify/rewards/math_symbolic.py"},
+    "math_verify": {"rollverify/rewards/symbolic.py"},
     "matplotlib": {"rollverify/study/plots.py"},
 }
 

@@ -107,7 +107,7 @@ def test_other_weights_do_not_go_on(monkeypatch, capsys, flags, tmp_path):
 
 def test_responses_without_a_verdict_are_counted_in_the_log(monkeypatch, flags, caplog):
     counts = {"error": 1, "timeout": 2, "gold_unreadable": 0}
-    monkeypatch.setattr("rollverify.rewards.counts_of", lambda _: lambda: counts)
+    monkeypatch.setattr("rollverify.rewards.ExactAnswer.take_counts", lambda _: counts)
     record(monkeypatch, flags, ScriptedEngine())
     assert "3 responses count as wrong without a verdict (1 error, 2 timeout)" in caplog.text
 

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from rollverify.rewards.math_numbers import compare_plain, is_plain, read_number
+from rollverify.rewards.maths import compare_plain, is_plain, read_number
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rollverify.rewards.math_answer import (
+from rollverify.rewards.maths import (
     MAX_ANSWER_CHARACTERS,
     is_prose,
     is_same_text,

@@ -1,20 +1,25 @@
-"""Compares answers as mathematics with math-verify; the only module that imports it.
+"""Compares formulas with math-verify; runs in worker processes, and nothing else imports it.
 
-It may take for ever or use any amount of memory, so it runs in a worker process
-(`math_worker`) that sets the limits. It does not find the answer in a response.
+A comparison may take for ever or use any amount of memory; the pool sets the limits.
 """
 
-from typing import Any, Literal
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
 
 import latex2sympy2_extended as latex2sympy
 import math_verify.grader as grader
 import sympy
 from math_verify import verify
 
-from rollverify.rewards.math_answer import words_of
-from rollverify.rewards.math_numbers import is_plain, is_rounded_gold, read_number
+from rollverify.rewards.maths import is_plain, is_rounded_gold, read_number, words_of
 
-Verdict = Literal["right", "wrong", "gold_unreadable"]
+_WARM_UP = (
+    r"x+1;2\sqrt{5}-\frac{\pi}{3};\left(3,\frac{\pi}{2}\right);(-\infty,2)\cup[3,4];\{1,-2,x\};"
+    r"y=3x^2-4x_1+7;0<x\le 5;\begin{pmatrix}1\\2\end{pmatrix};\tan^2(y)+\log_2 8;1\pm\sqrt{19}"
+)
+"""Formulas of the usual kinds."""
 
 _NORMALIZATION = latex2sympy.NormalizationConfig(
     basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none"
@@ -29,34 +34,31 @@ _original_symbolic_eq = grader.sympy_symbolic_eq
 _parsed: dict[str, Any] = {}
 
 
-def compare(gold: str, answer: str) -> Verdict:
-    """Whether an answer means the same as the gold answer.
+def worker_start() -> Callable[[], Callable[[str, str], str]]:
+    """What workers call; they are forked with the parser's tables filled."""
+    logging.disable()  # math-verify warns at every call that it is given no time limit
+    for formula in _WARM_UP.split(";"):
+        with contextlib.suppress(Exception):
+            compare(formula, formula + "+0")
+    return lambda: compare
 
-    Args:
-        gold: in written form, without dollars.
-        answer: in written form, the content of the box.
+
+def compare(gold: str, answer: str) -> str:
+    """Whether an answer means the same as the gold answer, both in written form.
 
     Returns:
-        "gold_unreadable" if the gold answer is neither mathematics nor text.
-
-    Raises:
-        Exception: whatever math-verify or SymPy raise while they compare; that says nothing of the
-            answer and is counted apart.
+        right, wrong, or gold_unreadable if the gold answer is neither mathematics nor text. What
+        math-verify or SymPy raise says nothing of the answer.
     """
-    if not is_readable(gold):
+    expected = _parse(gold)
+    if expected is None and not is_plain(gold) and words_of(gold) is None:
         return "gold_unreadable"
-    expected, found = _parse(gold), _parse(answer)
+    found = _parse(answer)
     if expected is None or found is None:
         return "wrong"
     rules = {"timeout_seconds": None, "raise_on_error": True, "allow_set_relation_comp": True}
-    if verify(expected, found, **rules):
-        return "right"
-    return "right" if _is_rounded(gold, found) else "wrong"
-
-
-def is_readable(gold: str) -> bool:
-    """Whether a gold answer in written form can be compared with anything."""
-    return is_plain(gold) or words_of(gold) is not None or _parse(gold) is not None
+    is_right = verify(expected, found, **rules) or _is_rounded(gold, found)
+    return "right" if is_right else "wrong"
 
 
 def _parse(latex: str) -> Any:
@@ -73,7 +75,9 @@ def _parse_anew(latex: str) -> Any:
     if number is not None and number.last_place is None and not number.is_percent:
         return sympy.Rational(number.value.numerator, number.value.denominator)
     normal = latex2sympy.normalize_latex(latex, _NORMALIZATION)
-    for part in dict.fromkeys((normal, _last_side(normal))):
+    sides = normal.split("=")  # the last one of a chain a = b = c is its result
+    is_chain = len(sides) > 2 and not {",", ";"} & set(normal)
+    for part in (normal, sides[-1]) if is_chain else (normal,):
         try:
             found = latex2sympy.latex2sympy(
                 part,
@@ -87,12 +91,6 @@ def _parse_anew(latex: str) -> Any:
             continue
         return None if found in (sympy.nan, sympy.zoo) else found
     return None
-
-
-def _last_side(latex: str) -> str:
-    """The right-most side of a chain a = b = c, which is read as its result."""
-    sides = latex.split("=")
-    return sides[-1] if len(sides) > 2 and not {",", ";"} & set(latex) else latex
 
 
 def _is_rounded(gold: str, found: Any) -> bool:
@@ -118,12 +116,12 @@ def _numeric_eq(a: Any, b: Any, float_rounding: int, numeric_precision: int) -> 
     if grader.get_pct_val(a) is not None or grader.get_pct_val(b) is not None:
         return True
     is_float = a.has(sympy.Float) or b.has(sympy.Float)
-    one, other = (sympy.N(x.doit(), _NUM_DIGITS) for x in (a, b))
-    if not one.is_number or not other.is_number:
+    values = [sympy.N(x.doit(), _NUM_DIGITS) for x in (a, b)]
+    if not all(value.is_number for value in values):
         return True
-    if one == 0 or other == 0:
-        return one == other
-    gap = abs(one / other - 1)
+    if 0 in values:
+        return values[0] == values[1]
+    gap = abs(values[0] / values[1] - 1)
     return bool(gap < (_FLOAT_TOLERANCE if is_float else _EXACT_TOLERANCE))
 
 
