@@ -5,8 +5,8 @@ from unit.study.folders import SETTINGS, own, write_run
 
 from rollverify.config.dump import toml_value
 from rollverify.study.__main__ import main
-from rollverify.study.definition import read_study
-from rollverify.study.plan import narrowed, plan_runs
+from rollverify.study.plan import plan_runs
+from rollverify.study.study_file import read_study
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def run_study(place, *flags, code=0, commands=None):
             commands.append(command)
         if code:
             return code
-        runs = plan_runs(narrowed(study, [], []), place / "out")
+        runs = plan_runs(study, place / "out")
         (run,) = [one for one in runs if one.place == log.parent]
         write_run(run.place / "made", own(run))
         return 0

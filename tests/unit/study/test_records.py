@@ -1,7 +1,7 @@
 """Reading a run folder: what is missing has a name."""
 
 import pytest
-from unit.study.folders import STEPS, write_run
+from unit.study.folders import STEPS, drop_line, write_run
 
 from rollverify.study.records import read_run
 
@@ -17,15 +17,9 @@ def missing(folder):
 
 def test_a_complete_folder_lacks_nothing(folder):
     record = read_run("a", 7, folder)
-    assert record.missing == []
-    assert [step["step"] for step in record.steps] == [1, 2, 3]
-    assert sorted(record.evaluations) == [0, STEPS]
-    assert (record.name, record.num_steps, len(record.cuts), len(record.slots)) == (
-        "a, seed 7",
-        3,
-        2,
-        3,
-    )
+    assert record.missing == [] and record.is_complete
+    assert list(record.steps.index) == [1, 2, 3] and sorted(record.evaluations) == [0, STEPS]
+    assert (record.name, len(record.cuts), len(record.slots)) == ("a, seed 7", 2, 3)
 
 
 def test_no_folder_is_missing():
@@ -54,16 +48,14 @@ def test_a_missing_or_damaged_config_is_named(folder, text):
 
 def test_steps_that_are_not_logged_are_named(tmp_path):
     folder = write_run(tmp_path / "run", {"training.steps": 9}, num_steps=6, has_final=False)
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:3] + lines[4:]))  # without step 3
+    drop_line(folder / "metrics.jsonl", 3)
     found = missing(folder)
     assert "steps 3, 7-9 of 9 not logged" in found
     assert "the final evaluation, after step 9, is missing" in found
 
 
 def test_a_missing_evaluation_of_the_base_model_is_named(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[1:]))
+    drop_line(folder / "metrics.jsonl", 0)
     assert missing(folder) == ["the evaluation of the base model is missing"]
 
 
@@ -74,9 +66,7 @@ def test_a_run_without_evaluation_says_so(tmp_path):
 
 def test_values_that_were_not_finite_are_named(tmp_path):
     folder = write_run(tmp_path / "run", train__entropy_nats=None)
-    record = read_run("a", 0, folder)
-    assert record.missing == ["train/entropy_nats is missing or not finite in steps 1-3"]
-    assert all("train/entropy_nats" not in step for step in record.steps)
+    assert missing(folder) == ["train/entropy_nats is missing or not finite in steps 1-3"]
 
 
 def test_a_damaged_line_is_named(folder):
