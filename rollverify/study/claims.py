@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from rollverify.study.cost_model import cost
 from rollverify.metrics.statistics import difference
+from rollverify.study.cost_model import cost
 
 if TYPE_CHECKING:
     from rollverify.study.results import ArmResult, Results

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from rollverify.metrics.json_lines import CUTS_FILE, SLOTS_FILE
 from rollverify.hooks import hook_time_key
+from rollverify.metrics.json_lines import CUTS_FILE, SLOTS_FILE
 from rollverify.metrics.recorder import METRICS_FILE
 from rollverify.study.status import GREEDY_KEY, read_lines
 

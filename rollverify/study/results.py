@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from rollverify.metrics.statistics import Spread, spread
 from rollverify.study.cost_model import CostFit, Work, accuracy_at, fit_cost
 from rollverify.study.figures import FIGURES, accuracy_over_cost, figures_of, phases, work_of
 from rollverify.study.records import RunRecord
-from rollverify.metrics.statistics import Spread, spread
 from rollverify.study.study_file import Study
 
 

@@ -4,11 +4,11 @@ import math
 import statistics
 from dataclasses import dataclass
 
+from rollverify.metrics.statistics import Interval, Spread, difference, spread, wilson
 from rollverify.study.claims import judge
 from rollverify.study.cost_model import break_even, cost
 from rollverify.study.figures import FIGURES, num_problems
 from rollverify.study.results import ArmResult, Results, at_equal_cost
-from rollverify.metrics.statistics import Interval, Spread, difference, spread, wilson
 
 NOTHING = "–"  # noqa: RUF001 (a dash is what a reader expects in an empty cell)
 

@@ -7,11 +7,11 @@ import pytest
 from unit.study.folders import records, study
 
 from rollverify.errors import ConfigError
+from rollverify.metrics.statistics import Interval, spread
 from rollverify.study.figures import FIGURES
 from rollverify.study.records import read_run
 from rollverify.study.report import markdown, run_rows, write_report
 from rollverify.study.results import collect
-from rollverify.metrics.statistics import Interval, spread
 from rollverify.study.tables import NOTHING, Table, all_tables, interval_cell, number, spread_cell
 
 CLAIM = {"text": "It is faster", "kind": "fewer_decode_steps", "factor": 1.9}

@@ -3,11 +3,11 @@
 import os
 
 import pytest
-from unit.study.folders import STEPS, checkpoint, drop_line, own, study, write_run
+from unit.study.folders import checkpoint, drop_line, own, study, write_run
 
 from rollverify.errors import ConfigError
 from rollverify.study.plan import plan_runs
-from rollverify.study.status import START_UP_S, Progress, seconds_left, status_of
+from rollverify.study.status import START_UP_S, Progress, RunStatus, seconds_left, status_of
 
 
 @pytest.fixture
@@ -21,27 +21,24 @@ def run(runs):
     return runs[3]
 
 
-def interrupted(run, name="a"):
-    folder = write_run(run.place / name, own(run), num_steps=2, has_final=False)
+def interrupted(run, name="a", **changes):
+    folder = write_run(
+        run.place / name, own(run), **{"num_steps": 2, "has_final": False, **changes}
+    )
     checkpoint(folder, 2)
     return folder
 
 
-def test_a_run_without_a_folder_is_not_started(run):
-    status = status_of(run)
-    assert (status.progress, status.folder, status.last_step) == (Progress.ABSENT, None, 0)
-
-
 def test_a_run_is_complete_with_its_last_step_and_the_final_evaluation(run):
+    assert status_of(run) == RunStatus(progress=Progress.ABSENT)
     folder = write_run(run.place / "a", own(run))
-    status = status_of(run)
-    assert (status.progress, status.folder, status.last_step) == (Progress.COMPLETE, folder, STEPS)
-    assert status.step_s == 5.5
+    expected = RunStatus(progress=Progress.COMPLETE, folder=folder, last_step=3, step_s=5.5)
+    assert status_of(run) == expected
 
 
-@pytest.mark.parametrize("lacking", [{"has_final": False}, {"num_steps": 2}])
+@pytest.mark.parametrize("lacking", [{"num_steps": 3}, {"has_final": True}])
 def test_a_run_that_lacks_its_end_goes_on_from_its_checkpoint(run, lacking):
-    checkpoint(write_run(run.place / "a", own(run), **lacking), 1)
+    interrupted(run, **lacking)
     assert status_of(run).progress is Progress.RESUMABLE
 
 
@@ -50,17 +47,13 @@ def test_a_step_that_is_not_logged_makes_a_run_incomplete(run):
     assert status_of(run).progress is Progress.ABSENT
 
 
-def test_a_checkpoint_without_its_last_file_does_not_count(run):
+def test_neither_a_torn_line_nor_a_checkpoint_without_its_last_file_counts(run):
     folder = write_run(run.place / "a", own(run), num_steps=2, has_final=False)
     checkpoint(folder, 1, name="part")
-    assert status_of(run).progress is Progress.ABSENT
-
-
-def test_a_torn_last_line_is_no_error(run):
-    folder = write_run(run.place / "a", own(run), num_steps=2, has_final=False)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rew')
-    assert status_of(run).last_step == 2
+    status = status_of(run)
+    assert (status.progress, status.last_step) == (Progress.ABSENT, 2)
 
 
 def test_a_complete_folder_counts_before_newer_ones(run):
@@ -76,15 +69,12 @@ def test_the_newest_of_two_interrupted_folders_goes_on(run):
     assert status_of(run).folder == run.place / "a"
 
 
-def test_a_folder_made_with_other_settings_is_refused_by_name(run):
-    write_run(run.place / "a", own(run, **{"training.lr": 0.25}))
-    with pytest.raises(ConfigError, match=r"seed-1/a was made with .*training\.lr: 0\.25 -> "):
-        status_of(run)
-
-
-def test_where_a_run_lies_may_change(run):
-    write_run(run.place / "a", own(run, **{"run.output_dir": "elsewhere"}))
+def test_a_folder_made_with_other_settings_is_refused_by_name_but_it_may_lie_elsewhere(run):
+    write_run(run.place / "b", own(run, **{"run.output_dir": "elsewhere"}))
     assert status_of(run).progress is Progress.COMPLETE
+    write_run(run.place / "c", own(run, **{"training.lr": 0.25}))
+    with pytest.raises(ConfigError, match=r"seed-1/c was made with .*training\.lr: 0\.25 -> "):
+        status_of(run)
 
 
 def test_time_left_counts_the_steps_left_and_a_start(runs):
