@@ -19,12 +19,7 @@ from rollverify.study.study_file import Study, read_study
 
 
 def main(argv: Sequence[str], execute: Execute | None = None) -> int:
-    """Do what the command line asks for; return the exit code.
-
-    Args:
-        argv: command line without the program's name.
-        execute: runs a command; the launcher if None.
-    """
+    """Do what the command line asks for; return the exit code. `execute` replaces the launcher."""
     options = _parser().parse_args(argv)
     try:
         study = narrowed(read_study(options.study), options.arms, options.seeds)

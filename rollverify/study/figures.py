@@ -200,7 +200,7 @@ def work_of(run: RunRecord) -> Work | None:
     return Work(*(sum(work[name]) for name in Work._fields)) if is_known else None
 
 
-def accuracy_over_cost(run: RunRecord, ratio: float | None) -> list[tuple[float, float]]:
+def accuracy_points(run: RunRecord, ratio: float | None) -> list[tuple[float, float]]:
     """(cost so far, mean accuracy) of each evaluation, ascending.
 
     By c1 / c0 of the cost model, in units of c0; None counts the seconds of `own_s` instead.

@@ -1,6 +1,6 @@
 """Plots of a study, shaped like the paper's figures; what a run lacks is left out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rollverify.study.cost_model import cost
-from rollverify.study.figures import OPS_KEY, acceptance, accuracy_over_cost, phases
+from rollverify.study.figures import OPS_KEY, acceptance, accuracy_points, phases
 from rollverify.study.results import Results
 from rollverify.study.tables import number
 
@@ -28,10 +28,10 @@ CURVES = {
 def draw_all(results: Results, folder: Path) -> list[Path]:
     """Draw every figure for which there are data into a folder; return the PNG files."""
     files = []
-    for name, draw in PLOTS.items():
+    for draw in PLOTS:
         figure = draw(results)
         if any(axes.has_data() for axes in figure.axes):
-            files.append(folder / f"{name}.png")
+            files.append(folder / f"{draw.__name__}.png")
             figure.savefig(files[-1], dpi=100, metadata={"Software": None})
         plt.close(figure)
     return files
@@ -60,14 +60,14 @@ def accuracy_and_cost(results: Results) -> Figure:
     return figure
 
 
-def accuracy_over_cost_plot(results: Results) -> Figure:
+def accuracy_over_cost(results: Results) -> Figure:
     """Accuracy over the cost so far, one panel per ratio and one for this machine's clock."""
     ratios = [*results.study.ratios, None]
     figure, panels = _panels(len(ratios), (3.4 * len(ratios), 3.6))
     for axes, ratio in zip(panels, ratios, strict=True):
         for place, arm in enumerate(results.arms):
             for index, record in enumerate(arm.records):
-                points = accuracy_over_cost(record, ratio)
+                points = accuracy_points(record, ratio)
                 if points:
                     label = arm.label if index == 0 else None
                     axes.plot(*zip(*points, strict=True), ".-", color=_colour(place), label=label)
@@ -102,24 +102,14 @@ def generation(results: Results) -> Figure:
 def lengths(results: Results) -> Figure:
     """Histogram of the lengths of all responses that were trained on."""
     figure, (axes,) = _panels(1)
-    found = {
-        place: [
-            length for record in arm.records for line in record.slots for length in line["lengths"]
-        ]
-        for place, arm in enumerate(results.arms)
-    }
-    longest = max((max(values) for values in found.values() if values), default=0)
+    lines = [[line for record in arm.records for line in record.slots] for arm in results.arms]
+    found = [[length for line in own for length in line["lengths"]] for own in lines]
+    longest = max((max(values) for values in found if values), default=0)
     bins = [longest * part / 40 for part in range(41)]
-    for place, values in found.items():
+    for place, (arm, values) in enumerate(zip(results.arms, found, strict=True)):
         if values:
-            axes.hist(
-                values,
-                bins,
-                density=True,
-                histtype="step",
-                color=_colour(place),
-                label=results.arms[place].label,
-            )
+            colour = _colour(place)
+            axes.hist(values, bins, density=True, histtype="step", color=colour, label=arm.label)
     axes.set(xlabel="response length (tokens)", ylabel="share per token", yscale="log")
     return _with_legend(figure)
 
@@ -156,16 +146,8 @@ def cost_model(results: Results) -> Figure:
     return _with_legend(figure)
 
 
-PLOTS: dict[str, Callable[[Results], Figure]] = {
-    "accuracy_and_cost": accuracy_and_cost,
-    "accuracy_over_cost": accuracy_over_cost_plot,
-    "curves": curves,
-    "generation": generation,
-    "lengths": lengths,
-    "bubble": bubble,
-    "cost_model": cost_model,
-}
-"""File name without suffix, and what draws it."""
+PLOTS = (accuracy_and_cost, accuracy_over_cost, curves, generation, lengths, bubble, cost_model)
+"""In the order of the report; each draws the file of its name."""
 
 
 def _panels(num: int, size: tuple[float, float] | None = None) -> tuple[Figure, list[Axes]]:

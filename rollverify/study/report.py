@@ -24,11 +24,7 @@ def write_report(
 ) -> Path:
     """Write the report into a folder, made if missing; return the Markdown file.
 
-    Args:
-        results: of the study.
-        folder: takes the files.
-        starts: when, where and how the study was run, one entry per start.
-        plots: whether to draw, which needs matplotlib.
+    `starts` says when, where and how the study was run. Plots need matplotlib.
 
     Raises:
         ConfigError: the folder cannot be written.

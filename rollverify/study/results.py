@@ -9,7 +9,7 @@ import pandas as pd
 
 from rollverify.metrics.statistics import Spread, spread
 from rollverify.study.cost_model import CostFit, Work, accuracy_at, fit_cost
-from rollverify.study.figures import FIGURES, accuracy_over_cost, figures_of, phases, work_of
+from rollverify.study.figures import FIGURES, accuracy_points, figures_of, phases, work_of
 from rollverify.study.records import RunRecord
 from rollverify.study.study_file import Study
 
@@ -99,7 +99,7 @@ def at_equal_cost(results: Results, ratio: float | None) -> EqualCost | None:
         arm.name: [
             found
             for record in arm.records
-            if record.is_complete and (found := accuracy_over_cost(record, ratio))
+            if record.is_complete and (found := accuracy_points(record, ratio))
         ]
         for arm in results.arms
     }

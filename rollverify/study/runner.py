@@ -24,11 +24,7 @@ Execute = Callable[[Sequence[str], Path, Callable[[], None]], int]
 
 
 def plan_lines(runs: Sequence[PlannedRun], guess_minutes: float) -> list[str]:
-    """The plan with what is done of it, and the time it needs.
-
-    Args:
-        runs: the plan.
-        guess_minutes: minutes of a run, until runs have been measured.
+    """The plan with what is done of it, and the time it needs; see `seconds_left`.
 
     Raises:
         ConfigError: a run folder was made with other settings.

@@ -26,12 +26,9 @@ PLACES = ("run.output_dir:", "prepare.cache_dir:")
 class Progress(StrEnum):
     """What is to be done about a run."""
 
-    ABSENT = "not started"
-    """It starts from the beginning; so does one that was killed before its first checkpoint."""
-    RESUMABLE = "interrupted"
-    """It goes on from its newest checkpoint."""
-    COMPLETE = "complete"
-    """Nothing: metrics of every step and the final evaluation are there."""
+    ABSENT = "not started"  # so is one that was killed before its first checkpoint
+    RESUMABLE = "interrupted"  # it goes on from its newest checkpoint
+    COMPLETE = "complete"  # metrics of every step and the final evaluation are there
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -101,16 +101,11 @@ def accuracy_table(results: Results) -> Table:
     rows[0] += ["cut at the limit", "entropy", "reward"]
     for arm in results.arms:
         found = arm.spread("mean_at_k")
-        rows.append(
-            [
-                arm.label,
-                _cell(arm, "mean_at_k"),
-                interval_cell(found.interval if found else None, "share"),
-                " / ".join(number(value, "share") for value in arm.figures["mean_at_k"]),
-                _against(results, arm),
-                *(_cell(arm, name) for name in ("greedy", "truncated", "entropy", "reward")),
-            ]
-        )
+        interval = interval_cell(found.interval if found else None, "share")
+        seeds = " / ".join(number(value, "share") for value in arm.figures["mean_at_k"])
+        others = [_cell(arm, name) for name in ("greedy", "truncated", "entropy", "reward")]
+        against = _against(results, arm)
+        rows.append([arm.label, _cell(arm, "mean_at_k"), interval, seeds, against, *others])
     keys = ("evaluation.samples_per_problem", "evaluation.temperature")
     tested = {
         (num_problems(record), *(record.setting(key) for key in keys))
@@ -132,15 +127,15 @@ def accuracy_table(results: Results) -> Table:
 
 def equal_cost_table(results: Results) -> Table:
     """Accuracy of each arm at the cost of the cheapest, by the model and by the clock."""
-    names = [*(f"c1/c0 = {ratio:g}" for ratio in results.study.ratios), "this machine's seconds"]
-    compared = [at_equal_cost(results, ratio) for ratio in (*results.study.ratios, None)]
-    header = ["arm"]
-    for name, found in zip(names, compared, strict=True):
-        header.append(f"{name}, at the cost of {found.cheapest}" if found else name)
-    rows = [header]
+    measures: dict[str, float | None] = {f"c1/c0 = {r:g}": r for r in results.study.ratios}
+    measures["this machine's seconds"] = None
+    compared = {name: at_equal_cost(results, ratio) for name, ratio in measures.items()}
+    rows = [["arm"]]
+    for name, equal in compared.items():
+        rows[0].append(f"{name}, at the cost of {equal.cheapest}" if equal else name)
     for arm in results.arms:
-        accuracies = [found.accuracies[arm.name] if found else [] for found in compared]
-        cells = [spread_cell(spread(values), "share", len(arm.records)) for values in accuracies]
+        found = [equal.accuracies[arm.name] if equal else [] for equal in compared.values()]
+        cells = [spread_cell(spread(values), "share", len(arm.records)) for values in found]
         rows.append([arm.label, *cells])
     note = (
         "mean@k when an arm has cost as much as the cheapest arm of its column in all, linear "

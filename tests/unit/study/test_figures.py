@@ -5,7 +5,7 @@ from unit.study.folders import evaluation, write_run
 
 from rollverify.study.figures import (
     FIGURES,
-    accuracy_over_cost,
+    accuracy_points,
     figures_of,
     num_problems,
     phases,
@@ -115,8 +115,8 @@ def test_the_first_on_policy_step_is_that_of_the_switch(tmp_path):
 def test_accuracy_over_the_cost_so_far(tmp_path):
     made = record(tmp_path, later={2: evaluation(0.5)})
     # a step costs 10 + 0.5 * 20 in units of c0
-    assert accuracy_over_cost(made, 0.5) == [(0, 0.25), (40, 0.5), (60, 0.75)]
-    assert accuracy_over_cost(made, None) == [(0, 0.25), (8.5, 0.5), (12.75, 0.75)]
+    assert accuracy_points(made, 0.5) == [(0, 0.25), (40, 0.5), (60, 0.75)]
+    assert accuracy_points(made, None) == [(0, 0.25), (8.5, 0.5), (12.75, 0.75)]
 
 
 def test_problems_are_those_that_exist(tmp_path):

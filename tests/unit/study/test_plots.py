@@ -23,7 +23,7 @@ def results(tmp_path):
 
 def test_every_plot_is_drawn(results, tmp_path):
     files = draw_all(results, tmp_path)
-    assert [file.stem for file in files] == list(PLOTS)
+    assert [file.stem for file in files] == [draw.__name__ for draw in PLOTS]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
     assert plt.get_fignums() == []
 
