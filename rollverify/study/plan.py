@@ -3,16 +3,13 @@
 The run folder of arm a with seed s lies below `<root>/<study>/<a>/seed-<s>`.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomli
-
-from rollverify.config.dump import diff, toml_value
-from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.dump import diff
+from rollverify.config.load import read_config, read_file
+from rollverify.config.tables import Config
 from rollverify.errors import ConfigError
 from rollverify.study.study_file import Arm, Study, flat_settings
 
@@ -58,19 +55,16 @@ def config_of(study: Study, arm: Arm, own: Mapping[str, object] | None = None) -
         ConfigError: it does not load, or a setting of the study is changed by a config file of the
             arm, which it would silently win over.
     """
-    settings = {**study.settings_of(arm), **(own or {})}
-    with tempfile.TemporaryDirectory() as folder:
-        top = Path(folder) / "settings.toml"
-        files = [*map(_found, study.files_of(arm)), str(top)]
-        try:
-            lines = [f"{key} = {toml_value(value)}\n" for key, value in settings.items()]
-            top.write_text("".join(lines), encoding="utf-8")
-            config = load_config([word for file in files for word in ("--config", file)]).config
-        except (ConfigError, TypeError) as error:
-            text = str(error).replace(str(top), "settings")
-            raise ConfigError(f"arm {arm.name}: {text}") from None
+    document: dict[str, dict[str, object]] = {}
+    for key, value in {**study.settings_of(arm), **(own or {})}.items():
+        table, _, name = key.partition(".")
+        document.setdefault(table, {})[name] = value
+    try:
+        config = read_config([_found(file) for file in study.files_of(arm)], document)
+    except ConfigError as error:
+        raise ConfigError(f"arm {arm.name}: {error}") from None
     for file in map(_found, arm.config_files):
-        in_file = flat_settings(tomli.loads(Path(file).read_text(encoding="utf-8-sig")))
+        in_file = flat_settings(read_file(file))
         for key in sorted(in_file.keys() & study.settings.keys() - arm.settings.keys()):
             raise ConfigError(
                 f"arm {arm.name}: {key} is set by {file} and by the study's settings, which would "

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rollverify.config.check import check_world_size
 from rollverify.config.dump import diff
+from rollverify.config.rules import check_world_size
 from rollverify.study.plan import PlannedRun, plan_runs
 from rollverify.study.study_file import read_study
 
