@@ -1,7 +1,8 @@
-"""Means, spreads and confidence intervals over seeds and test problems."""
+"""Means, spreads and confidence intervals over seeds and test problems. Reads no files."""
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,7 +38,16 @@ class Spread(NamedTuple):
 
 
 def t_quantile(degrees: float) -> float:
-    """97.5th percentile of Student's t, degrees >= 1; between whole ones the one below counts."""
+    """97.5th percentile of Student's t; between whole degrees the larger one below counts.
+
+    Args:
+        degrees: degrees of freedom, >= 1.
+
+    Raises:
+        ValueError: fewer than 1.
+    """
+    if degrees < 1:
+        raise ValueError(f"degrees of freedom must be >= 1, got {degrees}")
     whole = int(degrees)
     if whole <= len(T_95):
         return T_95[whole - 1]
@@ -48,7 +58,11 @@ def t_quantile(degrees: float) -> float:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Mean, range and t-interval of the mean over seeds; None without values."""
+    """Mean, range and t-interval of the mean; None without values.
+
+    Args:
+        values: one per seed.
+    """
     if not values:
         return None
     mean = statistics.fmean(values)
@@ -61,22 +75,146 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
-    """Welch's interval of mean(ours) - mean(theirs); None where one has fewer than two values."""
+    """Welch's interval of the difference of two means; None where one has fewer than two values.
+
+    Args:
+        ours: values over seeds.
+        theirs: values over seeds; taken away from ours.
+    """
     if len(ours) < 2 or len(theirs) < 2:
         return None
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
-    parts = [statistics.variance(values) / len(values) for values in (ours, theirs)]
+    parts = [statistics.variance(one) / len(one) for one in (ours, theirs)]
     total = sum(parts)
     if total == 0:
         return Interval(mean, mean)
-    weights = [p**2 / (len(values) - 1) for p, values in zip(parts, (ours, theirs), strict=True)]
+    weights = [part**2 / (len(one) - 1) for part, one in zip(parts, (ours, theirs), strict=True)]
     half = t_quantile(max(1.0, total**2 / sum(weights))) * math.sqrt(total)
     return Interval(mean - half, mean + half)
 
 
 def wilson(share: float, num: int) -> Interval:
-    """Wilson's interval of a share in [0, 1] of `num` independent trials, at least one."""
+    """Wilson's interval of a share.
+
+    Args:
+        share: of successes, in [0, 1].
+        num: independent trials, >= 1.
+
+    Raises:
+        ValueError: a share outside [0, 1], or no trial.
+    """
+    if num < 1 or not 0 <= share <= 1:
+        raise ValueError(f"a share in [0, 1] of at least one trial is needed: {share} of {num}")
     weight = Z_95**2 / num
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(share * (1 - share) * weight + weight**2 / 4) / (1 + weight)
     return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+def sample_counts(num_samples: int) -> list[int]:
+    """The k of pass@k and maj@k: 2, 4, 8, ... up to n, and n itself; none for a single sample.
+
+    Args:
+        num_samples: n, samples per problem.
+    """
+    powers = [1 << exponent for exponent in range(1, num_samples.bit_length())]
+    return sorted({*powers, num_samples} - {1})
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """Unbiased estimate of the chance that at least one of k responses is right.
+
+    Args:
+        num_samples: n responses of the problem.
+        num_right: c of them are right.
+        k: 1 <= k <= n.
+
+    Returns:
+        1 - C(n - c, k) / C(n, k), the share of the k-subsets of the n that hold a right one.
+
+    Raises:
+        ValueError: k is not in 1..n, or c not in 0..n.
+
+    Source:
+        Chen et al. 2021, arXiv 2107.03374, Eq. 1; in whole numbers, so nothing overflows or rounds.
+    """
+    if not 1 <= k <= num_samples or not 0 <= num_right <= num_samples:
+        raise ValueError(f"pass@{k} of {num_right} right in {num_samples} is not defined")
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def majority_at_k(answers: Sequence[str | None], is_right: Sequence[bool], k: int) -> float:
+    """Chance that the most frequent answer of k responses is right.
+
+    The responses are taken in blocks of k, in order; a rest shorter than k is left out. The blocks
+    are independent, so their mean is unbiased. Responses without an answer do not vote.
+
+    Args:
+        answers: text of each response's answer, None where it has none.
+        is_right: the grade of each response.
+        k: responses that vote together, 1 <= k <= len(answers).
+
+    Returns:
+        Mean over the blocks; of answers with equally many votes each counts the same share.
+
+    Raises:
+        ValueError: k is not in 1..len(answers).
+    """
+    if not 1 <= k <= len(answers):
+        raise ValueError(f"maj@{k} needs at least {k} responses, got {len(answers)}")
+    votes = list(zip(answers, is_right, strict=True))
+    blocks = [votes[start : start + k] for start in range(0, len(votes) - k + 1, k)]
+    return statistics.fmean(_majority(block) for block in blocks)
+
+
+def _majority(votes: Sequence[tuple[str | None, bool]]) -> float:
+    """Share of right ones among the answers with the most votes; 0 where nobody votes."""
+    counts = Counter(answer for answer, _ in votes if answer is not None)
+    if not counts:
+        return 0.0
+    most = max(counts.values())
+    winners = [answer for answer, count in counts.items() if count == most]
+    # A grader may read more than the answer's text, so one answer can have two grades.
+    return statistics.fmean(
+        statistics.fmean(right for answer, right in votes if answer == winner) for winner in winners
+    )
+
+
+def share_interval(values: Sequence[float], trials_per_problem: int) -> Interval:
+    """95 % interval of a mean over problems of shares, each in [0, 1].
+
+    Wilson's interval for as many independent trials as have the same standard error: the n samples
+    of one problem are not n problems. It stays inside [0, 1] and is not empty at 0 % or 100 %.
+
+    Args:
+        values: one share per problem, at least one.
+        trials_per_problem: n behind each share; the effective number of trials lies between the
+            number of problems and n times that.
+
+    Raises:
+        ValueError: no value, or one outside [0, 1].
+    """
+    if not values or not all(0 <= value <= 1 for value in values):
+        raise ValueError("shares in [0, 1] of at least one problem are needed")
+    num = len(values)
+    share = statistics.fmean(values)
+    variance_of_mean = statistics.variance(values) / num if num > 1 else 0.0
+    most = num * trials_per_problem
+    spread = share * (1 - share)
+    trials = most if spread > 0 else num
+    if variance_of_mean > 0:
+        trials = min(max(round(spread / variance_of_mean), num), most)
+    return wilson(share, trials)
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """95 % t-interval of a mean over problems; None for fewer than two or all equal values.
+
+    Args:
+        values: one per problem, for instance the difference of two models on it.
+    """
+    if len(values) < 2 or min(values) == max(values):
+        return None
+    mean = statistics.fmean(values)
+    half = t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean - half, mean + half)

@@ -1,5 +1,7 @@
 """Intervals against values of published tables and worked examples."""
 
+import math
+
 import pytest
 
 from rollverify.metrics.statistics import Z_95, difference, spread, t_quantile, wilson
@@ -18,6 +20,8 @@ def test_t_quantiles_fall_towards_the_normal_one():
 
 def test_between_degrees_the_wider_interval_is_taken():
     assert t_quantile(2.9) == t_quantile(2)
+    with pytest.raises(ValueError, match="degrees of freedom must be >= 1"):
+        t_quantile(0.5)
 
 
 def test_spread_by_hand():
@@ -53,3 +57,9 @@ def test_wilson_against_a_worked_example():
     # 0 of 20: from 0 to z^2 / (20 + z^2)
     assert wilson(0, 20) == pytest.approx((0, Z_95**2 / (20 + Z_95**2)))
     assert wilson(1, 20).high == 1
+
+
+def test_wilson_needs_a_share():
+    for share, num in ((1.1, 5), (0.5, 0), (math.nan, 5)):
+        with pytest.raises(ValueError, match="a share in"):
+            wilson(share, num)
