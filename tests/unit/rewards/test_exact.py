@@ -3,12 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from rollverify.tasks.permutation_chain import PermutationChain
-from rollverify.tasks.tokenizer import EOS_ID, build_tokenizer
 
 from rollverify.data.prompts import Prompt, load_prompts, write_jsonl
 from rollverify.errors import DataError
 from rollverify.rewards import exact_answer
+from rollverify.toy.task import PermutationChain
+from rollverify.toy.tokenizer import EOS_ID, build_tokenizer
 
 
 def prompt(answer="0k", text="Fk2="):

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import time
@@ -10,29 +11,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollverify.study.plan import REPOSITORY
+from rollverify.study.status import read_lines
 
 STARTS_FILE = "starts.jsonl"
 
 
-def this_start(argv: Sequence[str]) -> dict[str, str]:
-    """Date, command, code and machine of a study that starts now.
-
-    Args:
-        argv: command line without the program.
-    """
-    load = os.getloadavg()[0]
-    return {
+def note_start(folder: Path, argv: Sequence[str]) -> None:
+    """Append date, command, code and machine of a study that starts now to its log of starts."""
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    processor = re.search(r"^model name\s*:\s*(.*\S)", cpuinfo, re.MULTILINE)
+    name = processor[1] if processor else platform.machine()
+    start = {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "command": shlex.join(["python", "-m", "rollverify.study", *argv]),
         "commit": _commit(),
-        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "machine": f"{name}, {os.cpu_count()} cores",
         "python": platform.python_version(),
-        "load before": f"{load:.1f}",
+        "load before": f"{os.getloadavg()[0]:.1f}",
     }
-
-
-def note_start(folder: Path, start: dict[str, str]) -> None:
-    """Append a start to the study's log of them."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / STARTS_FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(start) + "\n")
@@ -40,10 +36,7 @@ def note_start(folder: Path, start: dict[str, str]) -> None:
 
 def known_starts(folder: Path) -> list[dict[str, str]]:
     """Every start of the study so far."""
-    file = folder / STARTS_FILE
-    if not file.is_file():
-        return []
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return read_lines(folder / STARTS_FILE)[0]
 
 
 def _commit() -> str:
@@ -54,13 +47,3 @@ def _commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() or "unknown"
-
-
-def _processor() -> str:
-    """Name of the processor as the kernel gives it, else the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
