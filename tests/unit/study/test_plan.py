@@ -24,7 +24,7 @@ def test_a_seed_is_a_whole_comparison_before_the_next_begins():
 
 def test_settings_of_every_kind_reach_the_config():
     settings = {
-        "verification": {"token_threshold": float("inf"), "measure": False, "reference": "anchor"},
+        "verification": {"token_threshold": float("inf"), "measure": False, "against": "anchor"},
         "engine": {"options": {"block_size": 16}},
         "training": {"lr": 1e-5},
     }
