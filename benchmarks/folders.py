@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.isolated import child_environment, run_quietly
-from rollverify.config.prepare_table import PrepareConfig
-from rollverify.toy.base_model import TRAIN_FILE, base_folder, is_prepared
+from rollverify.toy.settings import TRAIN_FILE, PrepareConfig, base_folder, is_prepared
 
 ENDLESS_CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -3,8 +3,8 @@ r"""Speed of the maths reward: `python -m benchmarks.grading`.
 Graded are responses to made-up problems whose answers are those of competitions, four in five a
 plain number, or to a file's (`--problems math500:FILE`). Each problem gets responses that are
 right, right in another spelling, and wrong. The other side calls math-verify directly on the same
-pairs, in its process, without limits. Both sides run in fresh processes, with one worker: one of
-its two processes works at a time, so answers per second are those of one core. Hostile answers are
+pairs, in its process, without limits. Both sides run in fresh processes, with one worker:
+it or its caller works at a time, so answers per second are those of one core. Hostile answers are
 timed one by one.
 """
 
@@ -83,7 +83,7 @@ def pairs_of(task: dict[str, Any]) -> list[tuple[str, str]]:
 
 def grade_with_reward(pairs: list[tuple[str, str]]) -> dict[str, Any]:
     """Seconds of all pairs and of each hostile answer, and how many are right."""
-    from rollverify.rewards.math_reward import MathReward
+    from rollverify.rewards.maths import MathReward
 
     reward = MathReward(time_out_s=TIME_OUT_S, num_workers=1)
     prompts = [Prompt(prompt_id="p", text="", answer=gold) for gold, _ in pairs]

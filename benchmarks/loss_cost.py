@@ -14,6 +14,15 @@ from typing import Any
 
 from benchmarks.folders import prepared_base
 from benchmarks.isolated import answer, child_task, measure, report
+from rollverify.config.losses import (
+    LOSSES,
+    DecoupledPpo,
+    DrGrpo,
+    Grpo,
+    Masked,
+    NoCorrection,
+    Reinforce,
+)
 
 TARGET = 0.02
 GROUPS, GROUP_SIZE, LONGEST, MEAN_TOKENS = 32, 8, 352, 90
@@ -21,20 +30,15 @@ GROUPS, GROUP_SIZE, LONGEST, MEAN_TOKENS = 32, 8, 352, 90
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "grpo": {},
-    "dr_grpo": {"loss_name": "dr_grpo"},
-    "gspo": {"loss_name": "gspo", "denominator": "behavior", "correction_name": "none"},
-    "gspo_token": {"loss_name": "gspo_token", "denominator": "behavior", "correction_name": "none"},
-    "sapo": {"loss_name": "sapo", "denominator": "behavior", "correction_name": "none"},
-    "vespo": {"loss_name": "vespo", "denominator": "behavior", "correction_name": "none"},
-    "cispo": {"loss_name": "cispo", "denominator": "behavior", "correction_name": "none"},
-    "decoupled_ppo": {"loss_name": "decoupled_ppo", "correction_name": "none"},
-    "m2po": {"loss_name": "m2po", "denominator": "behavior", "correction_name": "none"},
-    "reinforce": {"loss_name": "reinforce"},
-    "grpo + sequence mask": {
-        "correction_name": "masked",
-        "correction_settings": {"level": "sequence"},
+    "dr_grpo": {"loss": DrGrpo()},
+    **{
+        name: {"loss": LOSSES[name](denominator="behavior"), "correction": NoCorrection()}
+        for name in ("gspo", "gspo_token", "sapo", "vespo", "cispo", "m2po")
     },
-    "grpo + entropy": {"entropy_coefficient": 0.01},
+    "decoupled_ppo": {"loss": DecoupledPpo(), "correction": NoCorrection()},
+    "reinforce": {"loss": Reinforce()},
+    "grpo + sequence mask": {"correction": Masked(level="sequence")},
+    "grpo + entropy": {"loss": Grpo(entropy_coefficient=0.01)},
 }
 
 
@@ -106,14 +110,14 @@ def time_objective(words: dict[str, Any], batch: list[Any], repeats: int, **comm
     objective = Objective(**words)
     update = PolicyUpdate(objective=objective, **common)
     (minibatch,) = update._with_scores(update._prepare(batch, 1))
-    minibatch = update._with_limit(minibatch, is_first=True)
+    minibatch = update._with_whole(minibatch, is_first=True)
     given = [torch.rand_like(row.behavior_logprobs).sub_(2.0) for row in minibatch.rows]
     times: dict[str, Any] = {"step_s": [], "loss_s": [], "rows": len(given)}
     for repeat in range(repeats + 1):
         start = time.perf_counter()
         update.train_step(batch, 1)
         between = time.perf_counter()
-        sums = StepSums(has_gate=objective.loss_name in REPORTS_GATE, has_reference=False)
+        sums = StepSums(has_gate=objective.loss.name in REPORTS_GATE, has_reference=False)
         for row, one, values in zip(minibatch.rows, minibatch.given, given, strict=True):
             leaf = values.clone().requires_grad_()
             result = objective.row_loss(row, leaf, -values, minibatch.normalizer, one)

@@ -29,25 +29,21 @@ def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     Returns:
         (model folder, engine, encoded prompts).
     """
+    from rollverify.config.tables import EngineConfig
     from rollverify.engine.model_folder import read_model_folder
     from rollverify.engine.vllm_engine import VllmEngine
-    from rollverify.rewards import REWARDS
+    from rollverify.rewards import exact_answer
     from rollverify.rollout.inputs import load_encoded
 
     context = MAX_PROMPT_TOKENS + task["max_response_tokens"]
     model = read_model_folder(Path(task["folder"]), context)
     train_file = model.path / "train.jsonl"
-    _, prompts = load_encoded(train_file, model, MAX_PROMPT_TOKENS, REWARDS["exact_answer"])
+    _, prompts = load_encoded(train_file, model, MAX_PROMPT_TOKENS, exact_answer)
     engine = VllmEngine(
         str(model.path),
+        EngineConfig(max_num_seqs=max(task["sequences"])),
         stop_token_id=model.stop_token_id,
-        dtype="float32",
         max_model_len=context,
-        max_num_seqs=max(task["sequences"]),
-        max_num_batched_tokens=8192,
-        kv_cache_gib=1.0,
-        gpu_memory_utilization=0.4,
-        enforce_eager=True,
         seed=0,
     )
     return model, engine, prompts
@@ -57,12 +53,20 @@ def make_rollouter(
     engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_id: int
 ) -> Any:
     """On-policy phases of all prompts."""
+    from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
+    from rollverify.losses.advantages import has_signal
+    from rollverify.ranks import Ranks
     from rollverify.rollout.buffer import TrajectoryBuffer
     from rollverify.rollout.ledger import PromptLedger
     from rollverify.rollout.prompt_queue import PromptQueue
-    from rollverify.rollout.request_loop import RequestLoop
+    from rollverify.rollout.requests import RequestLoop
     from rollverify.rollout.rollouter import Rollouter
 
+    rollout = RolloutConfig(
+        prompts_per_step=len(prompts),
+        max_response_tokens=task["max_response_tokens"],
+        temperature=TEMPERATURE,
+    )
     buffer = TrajectoryBuffer(group_size=GROUP_SIZE)
     stream = ([prompt] for prompt in itertools.cycle(prompts))
     by_index = {prompt.prompt_index: prompt for prompt in prompts}
@@ -70,27 +74,23 @@ def make_rollouter(
         engine=engine,
         buffer=buffer,
         prompts=by_index,  # type: ignore[arg-type]  # looked up by index only
-        max_response_tokens=task["max_response_tokens"],
+        rollout=rollout,
         stop_token_id=stop_token_id,
-        temperature=TEMPERATURE,
         run_seed=0,
-        mask_older=False,
     )
     return Rollouter(
         loop=loop,
         buffer=buffer,
-        queue=PromptQueue(batches=stream, prompts=prompts, data_rank=0, data_world_size=1),
+        queue=PromptQueue(batches=stream, prompts=prompts, ranks=Ranks()),
         ledger=PromptLedger(),
-        prompts_per_step=len(prompts),
-        group_size=GROUP_SIZE,
+        rollout=rollout,
         num_in_flight=1,
         max_num_seqs=max(task["sequences"]),
-        count_every=1,
         is_on_policy=True,
         must_be_verified=False,
-        data_rank=0,
-        data_world_size=1,
-        data_group=None,
+        ranks=Ranks(),
+        dynamic_sampling=DynamicSamplingConfig(),
+        has_signal=has_signal,
     )
 
 

@@ -32,6 +32,7 @@ PAIRS = (
 
 def sample(folder: str, num_prompts: int) -> tuple[Any, list[Any]]:
     """The model folder and a trajectory per response, with the engine's log-probs and experts."""
+    from rollverify.config.tables import EngineConfig
     from rollverify.engine.engine import GenerationRequest
     from rollverify.engine.generation import run_requests
     from rollverify.engine.model_folder import read_model_folder
@@ -57,14 +58,9 @@ def sample(folder: str, num_prompts: int) -> tuple[Any, list[Any]]:
     ]
     engine = VllmEngine(
         folder,
+        EngineConfig(max_num_seqs=len(requests), kv_cache_gib=0.5, gpu_memory_utilization=0.2),
         stop_token_id=model.stop_token_id,
-        dtype="float32",
         max_model_len=LONGEST + 32,
-        max_num_seqs=len(requests),
-        max_num_batched_tokens=8192,
-        kv_cache_gib=0.5,
-        gpu_memory_utilization=0.2,
-        enforce_eager=True,
         seed=0,
         record_routing=model.routing is not None,
     )
@@ -126,6 +122,7 @@ def measure_all(task: dict[str, Any]) -> dict[str, Any]:
     """
     import torch
 
+    from rollverify.ranks import Ranks
     from rollverify.training.scoring import TrajectoryScorer
 
     folder = task["folder"]
@@ -135,7 +132,7 @@ def measure_all(task: dict[str, Any]) -> dict[str, Any]:
         trainer=trainer,
         micro_batch_tokens=8192,
         temperature=1.0,
-        data_group=None,
+        ranks=Ranks(),
         routing=model.routing,
     )
     scores = {

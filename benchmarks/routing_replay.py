@@ -91,6 +91,7 @@ def measure_trainer(task: dict[str, Any], trainer: Any, batch: list[Any]) -> dic
     import torch
 
     from rollverify.engine.model_folder import RoutingShape
+    from rollverify.ranks import Ranks
     from rollverify.rollout.trajectory import ROUTING
     from rollverify.training.packing import pack_trajectories
     from rollverify.training.scoring import TrajectoryScorer
@@ -102,7 +103,7 @@ def measure_trainer(task: dict[str, Any], trainer: Any, batch: list[Any]) -> dic
     )
     common = {"trainer": trainer, "micro_batch_tokens": task["micro_batch_tokens"]}
     with_replay, without = (
-        TrajectoryScorer(temperature=1.0, data_group=None, routing=routing, **common)
+        TrajectoryScorer(temperature=1.0, ranks=Ranks(), routing=routing, **common)
         for routing in (shape, None)
     )
     for one, ids in zip(batch, with_replay.score_and_route(batch)[1], strict=True):
@@ -136,6 +137,7 @@ def measure_engines(task: dict[str, Any]) -> dict[str, Any]:
     Raises:
         RuntimeError: if they sample different tokens, or fewer than asked for.
     """
+    from rollverify.config.tables import EngineConfig
     from rollverify.engine.engine import GenerationRequest
     from rollverify.engine.generation import run_requests
     from rollverify.engine.vllm_engine import VllmEngine
@@ -144,14 +146,9 @@ def measure_engines(task: dict[str, Any]) -> dict[str, Any]:
     engines = {
         name: VllmEngine(
             task["folder"],
+            EngineConfig(max_num_seqs=number, kv_cache_gib=0.5, gpu_memory_utilization=0.2),
             stop_token_id=MOE_CONFIG["eos_token_id"],
-            dtype="float32",
             max_model_len=PROMPT_TOKENS + size,
-            max_num_seqs=number,
-            max_num_batched_tokens=8192,
-            kv_cache_gib=0.5,
-            gpu_memory_utilization=0.2,
-            enforce_eager=True,
             seed=0,
             record_routing=name == "with",
         )

@@ -146,7 +146,8 @@ def measure_speed(task: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from rollverify.checkpoint.rank_file import load_rank_file, save_rank_file
-    from rollverify.rollout.request_loop import RequestLoop
+    from rollverify.config.tables import RolloutConfig
+    from rollverify.rollout.requests import RequestLoop
 
     torch.set_num_threads(1)
     buffer = filled_buffer(task["num_trajectories"], task["response_tokens"])
@@ -155,11 +156,9 @@ def measure_speed(task: dict[str, Any]) -> dict[str, Any]:
         engine=InstantEngine(task["new_tokens"]),  # type: ignore[arg-type]  # no weights, no steps
         buffer=buffer,
         prompts=[],
-        max_response_tokens=LIMIT,
+        rollout=RolloutConfig(max_response_tokens=LIMIT),
         stop_token_id=STOP_TOKEN_ID,
-        temperature=1.0,
         run_seed=0,
-        mask_older=False,
     )
     kept = task["response_tokens"] + task["new_tokens"] // 2
     times: dict[str, list[tuple[float, float]]] = {}

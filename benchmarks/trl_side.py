@@ -78,7 +78,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
-    from rollverify.rewards.exact_answer import exact_answer
+    from rollverify.rewards import exact_answer
 
     dataset, by_text = load_dataset(Path(task["train_file"]))
     steps: dict[str, list[float]] = {"tokens": [], "seconds": [], "longest": []}

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from rollverify.rollout.layout import pack_layout
 from rollverify.verification.ops import token_ops
-from rollverify.verification.prefix import VerificationResult, verify_prefixes
+from rollverify.verification.prefix import Cut, find_cuts
 
 TARGET_MS = 50.0
 MAX_SEGMENTS = 6
@@ -35,7 +35,7 @@ SEGMENT_THRESHOLD, TOKEN_THRESHOLD = 0.01, 2.0
 
 def load_reference() -> ModuleType:
     """The literal transcription that the unit tests compare with."""
-    path = ROOT / "tests" / "unit" / "algorithms" / "reference.py"
+    path = ROOT / "tests" / "unit" / "losses" / "reference.py"
     spec = importlib.util.spec_from_file_location("reference", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -44,7 +44,7 @@ def load_reference() -> ModuleType:
 
 
 def make_batch(num_tokens: int, num_trajectories: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Updated and reference log-probs, trajectory ids and segment ids, each [T]."""
+    """Updated and sampled log-probs, trajectory ids and segment ids, each [T]."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(num_trajectories, generator=generator) + 0.1
     lengths = (weights / weights.sum() * num_tokens).long()
@@ -54,12 +54,12 @@ def make_batch(num_tokens: int, num_trajectories: int) -> tuple[Tensor, Tensor, 
     positions = torch.arange(num_tokens) - starts[trajectory_ids]
     num_segments = torch.randint(1, MAX_SEGMENTS + 1, (num_trajectories,), generator=generator)
     segment_ids = positions * num_segments[trajectory_ids] // lengths[trajectory_ids]
-    reference = -torch.rand(num_tokens, generator=generator) * 3
+    sampled = -torch.rand(num_tokens, generator=generator) * 3
     # The spread grows from segment to segment of some trajectories: about half are cut.
     drift = 10 ** (-4 + 2 * torch.rand(num_trajectories, generator=generator))[trajectory_ids]
     noise = torch.randn(num_tokens, generator=generator) * drift * (1 + segment_ids)
     noise[torch.rand(num_tokens, generator=generator) < 2e-5] = 1.5
-    return reference + noise, reference, trajectory_ids, segment_ids
+    return sampled + noise, sampled, trajectory_ids, segment_ids
 
 
 def best_ms(run: Callable[[], object], repeats: int) -> list[float]:
@@ -96,9 +96,9 @@ def main() -> int:
     updated, behavior, owners, segments = make_batch(args.tokens, args.trajectories)
     reference = load_reference()
 
-    def scan() -> VerificationResult:
+    def scan() -> list[Cut]:
         layout = pack_layout(owners, segments, args.trajectories)
-        return verify_prefixes(
+        return find_cuts(
             token_ops(updated, behavior, layout),
             layout,
             segment_threshold=SEGMENT_THRESHOLD,
@@ -113,9 +113,11 @@ def main() -> int:
         return kept
 
     nested = [segments_of(row, owners, segments, args.trajectories) for row in (updated, behavior)]
-    result = scan()
-    pairs = zip(result.accepted_lengths.tolist(), literal(), strict=True)
-    num_different = sum(a != b for a, b in pairs)
+    cuts = scan()
+    accepted = owners.bincount(minlength=args.trajectories).tolist()
+    for cut in cuts:
+        accepted[cut.index] = cut.num_kept
+    num_different = sum(a != b for a, b in zip(accepted, literal(), strict=True))
     scans, literals = best_ms(scan, args.repeats), best_ms(literal, 3)
     median = scans[len(scans) // 2]
     report = {
@@ -125,9 +127,9 @@ def main() -> int:
         "scan_median_ms": round(median, 2),
         "literal_best_ms": round(literals[0], 2),
         "literal_to_scan_ratio": round(literals[0] / scans[0], 1),
-        "acceptance_rate": round(int(result.accepted_lengths.sum()) / args.tokens, 3),
-        "num_cut_by_segment": int((result.rules == 1).sum()),
-        "num_cut_by_token": int((result.rules == 2).sum()),
+        "acceptance_rate": round(sum(accepted) / args.tokens, 3),
+        "num_cut_by_segment": sum(cut.rule == "segment" for cut in cuts),
+        "num_cut_by_token": sum(cut.rule == "token" for cut in cuts),
         "num_different_trajectories": num_different,
         "load_average": round(os.getloadavg()[0], 2),
     }

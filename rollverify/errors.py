@@ -44,6 +44,10 @@ class LedgerError(RollVerifyError, RuntimeError):
     """A prompt or a token was lost or counted twice: a fault in RollVerify, not in the data."""
 
 
+class RewardError(UserError, RollVerifyError, RuntimeError):
+    """A user's own reward raised, ended its process, or returned something else than a number."""
+
+
 class NoSignalError(UserError, RollVerifyError, RuntimeError):
     """Too few prompts teach the policy anything, so a batch cannot be filled; on every rank."""
 

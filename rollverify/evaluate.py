@@ -15,7 +15,7 @@ from typing import Any
 
 from rollverify.checkpoint.run_folder import CONFIG_TOML, LATEST, find_run
 from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.data.prompts import read_prompt_set
 from rollverify.data.sources import PromptSource
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
@@ -32,7 +32,7 @@ from rollverify.evaluation.tables import (
 )
 from rollverify.evaluation.worker import model_folder, sampling_identity
 from rollverify.launch.launcher import Modules, launch
-from rollverify.rewards import ANSWERS
+from rollverify.rewards import reward_class
 from rollverify.rollout.inputs import prompt_source
 
 RESULTS_FILE = "results.json"
@@ -174,7 +174,7 @@ def report(config: Config, folder: Path) -> str:
     models = _models(config)
     records = {name: read_records(folder / name / RECORDS_FILE) for name in models}
     _check_together(folder, records)
-    has_answers = config.data.reward in ANSWERS
+    has_answers = reward_class(config.data.reward).has_answers
     numbers, table = _numbers(records, has_answers=has_answers)
     overlaps, line = _contamination(config, records, has_answers=has_answers)
     results = {

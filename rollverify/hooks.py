@@ -1,7 +1,4 @@
-"""Named points of the training loop where optional stages run, and the registry of those stages.
-
-Does not decide what runs: one function of the composition root registers every hook.
-"""
+"""Named points of the training loop where optional stages run, and the registry of those stages."""
 
 from __future__ import annotations
 
@@ -32,6 +29,9 @@ class StepState:
 
     unfinished: list[TensorDict] = field(default_factory=list["TensorDict"])
     """U_k: the trajectories left over, to be resumed in a later iteration."""
+
+    acceptance_rate: float = 1.0
+    """Share of U_k's response tokens left after filter and verification, over all ranks."""
 
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     """Values to be logged, already reduced over ranks; keys of `metrics/names.py`."""
@@ -68,6 +68,7 @@ class HookPoint(StrEnum):
     """Trainer and engine hold version k + 1."""
 
 
+@dataclass(kw_only=True)
 class HookRegistry:
     """Hooks by point, run in the order they were registered.
 
@@ -77,18 +78,12 @@ class HookRegistry:
     only once in the whole registry.
     """
 
-    def __init__(self) -> None:
-        """Start without hooks."""
-        self._hooks: dict[HookPoint, dict[str, Hook]] = {point: {} for point in HookPoint}
+    _hooks: dict[HookPoint, dict[str, Hook]] = field(
+        default_factory=lambda: {point: {} for point in HookPoint}, init=False
+    )
 
     def register(self, point: HookPoint, name: str, hook: Hook) -> None:
-        """Append a hook to a point.
-
-        Args:
-            point: when it runs.
-            name: unique; lower-case letters, digits and underscores, because it becomes part of
-                a metric key.
-            hook: called with the iteration's state.
+        """Append a hook to a point; its name becomes part of a metric key.
 
         Raises:
             ValueError: if the point is unknown, or the name is taken or malformed.
@@ -106,29 +101,14 @@ class HookRegistry:
         hooks_at_point[name] = hook
 
     def register_if(self, point: HookPoint, name: str, hook: Hook | None) -> None:
-        """Append a hook, or nothing where a run has no use for it.
-
-        Args:
-            point: when it runs.
-            name: see `register`.
-            hook: None registers nothing.
-
-        Raises:
-            ValueError: see `register`.
-        """
+        """Append a hook, or nothing where a run has no use for it."""
         if hook is not None:
             self.register(point, name, hook)
 
     def run(self, point: HookPoint, state: StepState) -> None:
         """Run the point's hooks in order; the first error stops them and propagates.
 
-        Args:
-            point: the boundary the loop has reached.
-            state: the iteration's state; each hook's seconds are added to its metrics.
-
-        Raises:
-            ValueError: if the point is unknown.
-            BaseException: whatever a hook raises, with a note naming hook, point and step.
+        It gets a note naming hook, point and step.
         """
         for name, hook in self._at(point).items():
             start_s = time.perf_counter()
@@ -141,11 +121,7 @@ class HookRegistry:
                 state.metrics[hook_time_key(name)] = time.perf_counter() - start_s
 
     def names(self, point: HookPoint) -> list[str]:
-        """Names of the point's hooks in running order.
-
-        Raises:
-            ValueError: if the point is unknown.
-        """
+        """Names of the point's hooks in running order."""
         return list(self._at(point))
 
     def log_order(self) -> None:

@@ -1,7 +1,4 @@
-"""Standard-library logging for a run: one console line per event, on rank 0, beside a bar.
-
-Writes no files and defines no metrics. Importing this module changes nothing; `init_logger` does.
-"""
+"""Standard-library logging for a run: one console line per event, on rank 0, beside a bar."""
 
 import logging
 import os
@@ -44,11 +41,6 @@ def init_logger(rank: int, world_size: int = 1, level: str = "INFO") -> None:
     to errors; vLLM's own set-up, which would undo that, is turned off through
     VLLM_CONFIGURE_LOGGING, so call this before vLLM is imported. With ROLLVERIFY_DEBUG set,
     all of them and all ranks show everything from DEBUG (our loggers) or INFO (libraries) on.
-
-    Args:
-        rank: this process's global rank.
-        world_size: number of processes.
-        level: name of a standard level, for rank 0.
 
     Raises:
         ValueError: if the level is not a standard one.

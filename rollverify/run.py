@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
 from rollverify.checkpoint import run_folder
 from rollverify.checkpoint.checkpoint import Checkpointing
 from rollverify.config.dump import to_json
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.engine.engine import RolloutEngine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.evaluation.stage import Evaluation
@@ -23,9 +22,11 @@ from rollverify.hooks import HookRegistry, StepState
 from rollverify.launch.shutdown import StopRequest
 from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.report import final_report
-from rollverify.rewards import Reward, close_reward, exact_answer
+from rollverify.ranks import Ranks
+from rollverify.rewards import Reward, exact_answer
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.training.policy_update import PolicyUpdate
+from rollverify.verification.window import AcceptanceWindow
 
 if TYPE_CHECKING:
     from torchtitan_ext.policy_trainer import PolicyTrainer
@@ -89,9 +90,7 @@ class Run:
             self.policy.step = step
 
     def _stop_agreed(self) -> bool:
-        requested = torch.tensor(int(self.stop.requested), device=self.policy.device)
-        dist.all_reduce(requested, op=dist.ReduceOp.MAX)
-        return bool(requested.item())
+        return bool(Ranks.world().largest(int(self.stop.requested)))
 
     def finish(self) -> int:
         """Save what was asked for, export, print the table; return the exit code.
@@ -129,9 +128,18 @@ class Run:
             self.save_in_flight(self.policy.step)
             logger.info("all that was generated is saved; go on with --resume %s", self.folder)
 
+    def __enter__(self) -> "Run":
+        """The run itself; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release what the run holds; Ctrl-C does again what it did before."""
+        self.close()
+        self.stop.close()
+
     def close(self) -> None:
         """Release engine, files and process group; a failure here never hides an earlier one."""
-        close_reward(self.reward)
+        self.reward.close()
         for part in (self.recorder, self.engine, self.policy):
             try:
                 part.close()
@@ -139,3 +147,33 @@ class Run:
                 logger.warning("%s was not closed: %s", type(part).__name__, error)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def scores_unfinished(config: Config) -> bool:
+    """Whether the trainer scores what a phase leaves unfinished: to cut, to filter or to measure.
+
+    Only then does routing replay need the experts of unfinished responses from the trainer.
+    """
+    method, verification = config.method.name, config.verification
+    if method == "on_policy":
+        return False
+    return method == "rollverify" or config.filter.name == "ops" or verification.measure
+
+
+def drop_what_may_not_resume(
+    config: Config, rollouter: Rollouter, window: AcceptanceWindow, policy_version: int
+) -> None:
+    """On-policy by the method or because the run has switched; after a resume, what may go on.
+
+    A run that is resumed as rollverify drops what another method never verified, and one with
+    routing replay what has no experts to replay.
+    """
+    has_switched = config.switching.enable and window.is_on_policy
+    rollouter.is_on_policy = config.method.name == "on_policy" or has_switched
+    if config.method.name == "rollverify":
+        rollouter.drop_older(policy_version, verified=True)
+    mode = config.routing_replay.mode
+    if mode == "engine":
+        rollouter.drop_unrouted(recorded_later=None)
+    elif mode == "trainer" and scores_unfinished(config):
+        rollouter.drop_unrouted(recorded_later=policy_version)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rollverify.checkpoint.run_folder import resolve
 from rollverify.config.environment import set_defaults
 from rollverify.errors import EngineFailedError, NoSignalError
 from rollverify.hooks import HookPoint, StepState
@@ -76,14 +77,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         from rollverify.build import build_run
 
-        run = build_run(argv)
+        loaded, resumed = resolve(argv)
+        run = build_run(loaded.config, resumed)
         run.start()
         return train_to_end(run)
     except BaseException as error:  # The rank's last line of defence: report, then end.
         if isinstance(error, SystemExit):
             raise
         return write_rank_error(error)
-    finally:
+    finally:  # after the report: closing may wait for ranks that have ended
         if run is not None:
             run.close()
 

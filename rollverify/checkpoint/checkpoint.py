@@ -2,81 +2,64 @@
 
 A checkpoint is complete once DCP has written its `.metadata`, which it does last; only complete
 ones are ever loaded, and a run that dies inside a save resumes from the one before. Then come the
-digests of its files. What a rank's own part holds is not decided here.
+digests of its files.
 """
 
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.stateful import Stateful
 
 from rollverify.errors import CheckpointError
-from rollverify.ranks import from_rank_0, on_every_rank, one_line, rank_and_size
+from rollverify.files import write_atomic
+from rollverify.ranks import Ranks, one_line
 
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 2
 DIGEST_FILE = "digests.json"
-METADATA_FILE = ".metadata"
+COMPLETE_FILE = ".metadata"
+_STEP_FOLDER = re.compile(r"step-(\d+)")
+
+_READ_ERRORS = (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError)
+"""What DCP raises on a damaged checkpoint; the first is no `Exception`, so it is easy to miss."""
 
 
 def digests_of_rank(folder: Path, rank: int) -> dict[str, str]:
-    """Read back what a rank has just written, in pieces; most of it is still in memory.
-
-    Args:
-        folder: of a complete checkpoint.
-        rank: global rank; rank 0 has written the metadata, too.
+    """Read back what a rank of the world has just written; most of it is still in memory.
 
     Returns:
         BLAKE2b digest (128 bits, hexadecimal) by file name.
-
-    Raises:
-        OSError: if a file cannot be read.
     """
     files = sorted(folder.glob(f"__{rank}_*.distcp"))
     if rank == 0:
-        files.append(folder / METADATA_FILE)
+        files.append(folder / COMPLETE_FILE)
     return {file.name: _digest(file) for file in files}
 
 
 def write_digests(folder: Path, parts: Sequence[Mapping[str, str]]) -> None:
-    """Write `digests.json` in one move. Call on one rank.
-
-    Args:
-        folder: of a complete checkpoint.
-        parts: digests by file name, of each rank.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write the digests of each rank's files. Call on one rank."""
     merged = {name: digest for part in parts for name, digest in part.items()}
-    draft = folder / f".{DIGEST_FILE}"
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(merged, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / DIGEST_FILE)
+    write_atomic(folder / DIGEST_FILE, json.dumps(merged, indent=1, sort_keys=True))
 
 
 def check_digests(folder: Path, rank: int, num_ranks: int) -> None:
-    """Compare this rank's share of the files with their digests.
+    """Compare this rank's share of a complete checkpoint's files with their digests.
 
     A checkpoint without digests is taken as it is, and that is said: it is what a kill leaves
-    between the last file and the digests, and as good as any.
-
-    Args:
-        folder: of a complete checkpoint, written by any number of ranks.
-        rank: global rank.
-        num_ranks: the files are dealt out over so many; all call this.
+    between the last file and the digests, and as good as any. Any number of ranks may have
+    written it.
 
     Raises:
         CheckpointError: if a file is missing, cannot be read or is not as it was written.
@@ -110,23 +93,12 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
 
 
-logger = logging.getLogger(__name__)
-
-SCHEMA_VERSION = 2
-COMPLETE_FILE = METADATA_FILE
-_STEP_FOLDER = re.compile(r"step-(\d+)")
-
-
-_READ_ERRORS = (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError)
-"""What DCP raises on a damaged checkpoint; the first is no `Exception`, so it is easy to miss."""
-
-
 def complete_steps(folder: Path) -> list[int]:
     """Steps of the complete checkpoints below a checkpoint folder, ascending."""
     if not folder.is_dir():
         return []
     return sorted(
-        int(match.group(1))
+        int(match[1])
         for entry in folder.iterdir()
         if (match := _STEP_FOLDER.fullmatch(entry.name)) and (entry / COMPLETE_FILE).is_file()
     )
@@ -146,6 +118,7 @@ class Checkpointer(Protocol):
         ...
 
 
+@dataclass(kw_only=True)
 class LoopState(Stateful):
     """The loop's own state as one JSON text inside the checkpoint.
 
@@ -153,21 +126,15 @@ class LoopState(Stateful):
     here change their length.
     """
 
-    def __init__(
-        self, collect: Callable[[], dict[str, Any]], restore: Callable[[dict[str, Any]], None]
-    ) -> None:
-        """Keep the two callbacks.
+    collect: Callable[[], dict[str, Any]]
+    """JSON values, the same on every rank."""
 
-        Args:
-            collect: JSON-able values, the same on every rank.
-            restore: takes them back.
-        """
-        self._collect = collect
-        self._restore = restore
+    restore: Callable[[dict[str, Any]], None]
+    """Takes them back."""
 
     def state_dict(self) -> dict[str, Any]:
         """For DCP."""
-        return {"json": json.dumps({"schema": SCHEMA_VERSION, **self._collect()})}
+        return {"json": json.dumps({"schema": SCHEMA_VERSION, **self.collect()})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """For DCP.
@@ -182,74 +149,57 @@ class LoopState(Stateful):
                 f"the checkpoint has schema {schema}, this version reads {SCHEMA_VERSION}; resume "
                 "with the version that wrote it, or start a new run"
             )
-        self._restore(values)
+        self.restore(values)
 
 
+@dataclass(kw_only=True)
 class RunCheckpoint:
     """Checkpoints of one run folder. All methods are collective over the world."""
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        checkpointer: Checkpointer,
-        model_shapes: Callable[[], dict[str, tuple[int, ...]]],
-        loop_state: LoopState,
-        save_rank: Callable[[Path], None],
-        load_rank: Callable[[Path], None],
-        keep: int,
-        rank: int,
-    ) -> None:
-        """Add the loop's state to what torchtitan saves.
+    folder: Path
+    """Holds `step-N` folders."""
 
-        Args:
-            folder: holds `step-N` folders.
-            checkpointer: writes and reads them.
-            model_shapes: parameter shapes of this run's model, by name.
-            loop_state: the loop's own state.
-            save_rank: called on every rank; writes what only this rank holds into the folder of
-                the step. Not a collective.
-            load_rank: called on every rank, after all else is loaded; takes it back from there,
-                whatever the number of ranks was.
-            keep: complete checkpoints to keep, >= 1.
-            rank: global rank; rank 0 deletes old ones.
-        """
-        self._folder = folder
-        self._checkpointer = checkpointer
-        self._model_shapes = model_shapes
-        self._save_rank = save_rank
-        self._load_rank = load_rank
-        self._keep = keep
-        self._rank = rank
-        checkpointer.states["loop"] = loop_state
+    checkpointer: Checkpointer
+    model_shapes: Callable[[], dict[str, tuple[int, ...]]]
+    """Parameter shapes of this run's model, by name."""
+
+    loop_state: LoopState
+    save_rank: Callable[[Path], None]
+    """Called on every rank; writes what only this rank holds into the folder of the step."""
+
+    load_rank: Callable[[Path], None]
+    """Called on every rank, after all else is loaded; takes it back from there, whatever the number
+    of ranks was."""
+
+    keep: int
+    """Complete checkpoints to keep, >= 1."""
+
+    world: Ranks
+
+    def __post_init__(self) -> None:
+        self.checkpointer.states["loop"] = self.loop_state
 
     def save(self, step: int) -> None:
         """Write `step-N`, then delete what is older than the newest `keep`.
 
         A complete checkpoint of the step is left as it is: it was loaded, and no step taken since.
 
-        Args:
-            step: steps taken.
-
         Raises:
             CheckpointError: on every rank, if one of them cannot write.
         """
-        path = self._folder / f"step-{step}"
-        is_complete = from_rank_0(step in complete_steps(self._folder))
-        if is_complete:
+        path = self.folder / f"step-{step}"
+        if self._is_complete(step):
             logger.info("%s is complete already", path)
             return
-        if self._rank == 0:
-            shutil.rmtree(path, ignore_errors=True)
-        if dist.is_initialized():
-            dist.barrier()
-        on_every_rank(lambda: self._write_rank(path))
+        self._on_first(lambda: shutil.rmtree(path, ignore_errors=True))
+        self.world.agree(lambda: self._write_rank(path))
         try:
-            self._checkpointer.save(step)
+            self.checkpointer.save(step)
+            parts = self.world.agree(lambda: digests_of_rank(path, self.world.rank))
+            self._on_first(lambda: write_digests(path, parts))
         except (OSError, CheckpointException) as error:
             raise self._cannot_write(error) from error
-        self._write_digests(path)
-        if self._rank == 0:
+        if self.world.rank == 0:
             self._delete_old(step)
 
     def save_in_flight(self, step: int) -> None:
@@ -258,81 +208,70 @@ class RunCheckpoint:
         The part of each rank is replaced as a whole and holds no reference to another's, so a
         complete checkpoint stays complete whenever this ends.
 
-        Args:
-            step: steps taken.
-
         Raises:
             CheckpointError: on every rank, if one of them cannot write.
         """
-        path = self._folder / f"step-{step}"
-        if from_rank_0(step in complete_steps(self._folder)):
-            on_every_rank(lambda: self._write_rank(path))
+        if self._is_complete(step):
+            self.world.agree(lambda: self._write_rank(self.folder / f"step-{step}"))
         else:
             self.save(step)
+
+    def _is_complete(self, step: int) -> bool:
+        """As rank 0 sees it: others may see a shared folder late."""
+        return self.world.from_first(step in complete_steps(self.folder))
+
+    def _on_first(self, action: Callable[[], None]) -> None:
+        """Run on rank 0 while the others wait."""
+        self.world.agree(action if self.world.rank == 0 else lambda: None)
 
     def _write_rank(self, path: Path) -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._save_rank(path)
-        except OSError as error:
-            raise self._cannot_write(error) from error
-
-    def _write_digests(self, path: Path) -> None:
-        rank, _ = rank_and_size()
-        parts = on_every_rank(lambda: digests_of_rank(path, rank))
-        try:
-            on_every_rank(lambda: write_digests(path, parts) if rank == 0 else None)
+            self.save_rank(path)
         except OSError as error:
             raise self._cannot_write(error) from error
 
     def _cannot_write(self, error: BaseException) -> CheckpointError:
         return CheckpointError(
-            f"{self._folder} cannot be written ({one_line(error)}); free space or choose another "
+            f"{self.folder} cannot be written ({_reason(error)}); free space or choose another "
             "run.output_dir"
         )
 
     def _delete_old(self, newest: int) -> None:
-        kept = complete_steps(self._folder)[-self._keep :]
-        for entry in self._folder.iterdir():
+        kept = complete_steps(self.folder)[-self.keep :]
+        for entry in self.folder.iterdir():
             match = _STEP_FOLDER.fullmatch(entry.name)
-            if match and int(match.group(1)) not in kept and int(match.group(1)) <= newest:
+            if match and int(match[1]) not in kept and int(match[1]) <= newest:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def load_latest(self, last_step: int) -> int:
-        """Load the newest complete checkpoint.
-
-        Args:
-            last_step: step at which the run is to end.
-
-        Returns:
-            Its step.
+        """Load the newest complete checkpoint of a run that ends at `last_step`; return its step.
 
         Raises:
             CheckpointError: if there is none, it lies beyond the last step, belongs to another
                 model, or is damaged; for damage in the part of one rank on every rank.
         """
-        steps = complete_steps(self._folder)
+        steps = complete_steps(self.folder)
         if not steps:
             raise CheckpointError(
-                f"{self._folder} holds no complete checkpoint; start a new run without --resume"
+                f"{self.folder} holds no complete checkpoint; start a new run without --resume"
             )
-        path = self._folder / f"step-{steps[-1]}"
+        path = self.folder / f"step-{steps[-1]}"
         if steps[-1] > last_step:
             raise CheckpointError(
                 f"{path} lies beyond training.steps = {last_step}; resume with at least {steps[-1]}"
             )
-        on_every_rank(lambda: check_digests(path, *rank_and_size()))
+        self.world.agree(lambda: check_digests(path, self.world.rank, self.world.size))
         self._check_model(path)
         try:
-            self._checkpointer.load(steps[-1])
+            self.checkpointer.load(steps[-1])
         except CheckpointError:
             raise
         except _READ_ERRORS as error:
             raise CheckpointError(
-                f"{path} cannot be read ({one_line(error)}); delete it to resume from the one "
-                "before"
+                f"{path} cannot be read ({_reason(error)}); delete it to resume from the one before"
             ) from error
-        on_every_rank(lambda: self._load_rank(path))
+        self.world.agree(lambda: self.load_rank(path))
         logger.info("resumed from %s", path)
         return steps[-1]
 
@@ -345,7 +284,7 @@ class RunCheckpoint:
                 f"{path}/{COMPLETE_FILE} is damaged ({type(error).__name__}); delete {path} to "
                 "resume from the checkpoint before"
             ) from error
-        for name, shape in self._model_shapes().items():
+        for name, shape in self.model_shapes().items():
             entry = saved.get(name)
             found = tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
             if found != shape:
@@ -355,31 +294,37 @@ class RunCheckpoint:
                 )
 
 
+def _reason(error: BaseException) -> str:
+    """What was wrong; where DCP has collected the failures of all ranks, the first of them."""
+    if isinstance(error, CheckpointException):
+        error = next((failure for failure, _ in error.failures.values()), error)
+    return one_line(error)
+
+
+@dataclass(kw_only=True)
 class Checkpointing:
     """Saves every so many steps and after the last one, each step once."""
 
-    def __init__(self, *, save: Callable[[int], None], every_steps: int, last_step: int) -> None:
-        """Set up.
+    save_step: Callable[[int], None]
+    """Writes the checkpoint of a step. Collective."""
 
-        Args:
-            save: writes the checkpoint of a step; collective.
-            every_steps: steps between checkpoints; 0 never saves.
-            last_step: saved in any case, unless `every_steps` is 0.
-        """
-        self._save = save
-        self._every_steps = every_steps
-        self._last_step = last_step
-        self.saved_step = 0
-        """Newest step saved by this process; 0 for none."""
+    every_steps: int
+    """Steps between checkpoints; 0 never saves."""
+
+    last_step: int
+    """Saved in any case, unless `every_steps` is 0."""
+
+    saved_step: int = field(default=0, init=False)
+    """Newest step saved by this process; 0 for none."""
 
     def is_due(self, step: int) -> bool:
         """Whether the step is to be saved; the same on every rank."""
-        if not self._every_steps:
+        if not self.every_steps:
             return False
-        return step % self._every_steps == 0 or step == self._last_step
+        return step % self.every_steps == 0 or step == self.last_step
 
     def save(self, step: int) -> None:
-        """Save now, unless this step is saved. Collective: yes, over the world."""
+        """Save now, unless this step is saved. Collective over the world."""
         if step != self.saved_step:
-            self._save(step)
+            self.save_step(step)
             self.saved_step = step

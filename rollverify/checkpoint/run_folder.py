@@ -4,30 +4,24 @@ A run folder holds config.toml, config.json, checkpoints/, tb/, metrics.jsonl an
 model/ and report.txt.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rollverify.config.dump import diff, to_json, to_toml
 from rollverify.config.load import LoadedConfig, load_config
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.errors import CheckpointError, ConfigError
+from rollverify.files import write_atomic
 
 CONFIG_TOML = "config.toml"
 LATEST = "latest"
 
 
 def resolve(argv: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
-    """Load the config and, with --resume, find the run to go on with.
+    """The config of a command line and, with --resume, the folder of the run to go on with.
 
     Without --config a resumed run takes the config that its folder holds; flags still win.
-
-    Args:
-        argv: command line without the program's name.
-
-    Returns:
-        (config, folder of the run to resume or None for a new run).
 
     Raises:
         ConfigError: see `load_config`.
@@ -45,12 +39,7 @@ def resolve(argv: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
 
 
 def find_run(config: Config, resume: str, flag: str = "--resume") -> Path:
-    """Folder of the run named by --resume.
-
-    Args:
-        config: gives the output folder in which "latest" looks.
-        resume: a run folder, or "latest" for the newest one that has a checkpoint folder.
-        flag: that it was given with, for messages.
+    """Folder of a run: as named by `flag`, or "latest", the newest one with checkpoints.
 
     Raises:
         CheckpointError: if there is none.
@@ -109,8 +98,6 @@ def write_config(folder: Path, config: Config) -> None:
     """
     try:
         for name, text in ((CONFIG_TOML, to_toml(config)), ("config.json", to_json(config))):
-            part = folder / f".{name}.{os.getpid()}"
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, folder / name)
+            write_atomic(folder / name, text)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written ({error.strerror})") from error

@@ -1,5 +1,4 @@
-"""The strict config layer: tables in `schema`, reading in `load`, rules across settings in `check`.
+"""The strict config layer: tables, the rules across them, and reading; nothing is built here.
 
-It imports the standard library, tomli, tyro and `rollverify.errors` only, so that a misspelt key is
-reported before torch is loaded. It does not build anything from the settings.
+It imports no torch, so that a misspelt key is reported before anything large is loaded.
 """

@@ -1,24 +1,17 @@
-"""A config as dict, JSON or TOML text, and the difference of two configs.
-
-Reading is in `load`; nothing here writes files.
-"""
+"""A config as dict, JSON or TOML text, and the difference of two configs."""
 
 import json
 import math
 import re
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
-from rollverify.config.schema import SETTINGS, TABLES, Config
-from rollverify.config.setting import settings_of
+from rollverify.config.tables import Config
 
 
-def to_dict(config: Config) -> dict[str, dict[str, object]]:
-    """Plain values by table and key, in schema order."""
-    return {
-        name: {key: getattr(getattr(config, name), key) for key in settings_of(table)}
-        for name, table in TABLES.items()
-    }
+def to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """Plain values by table and key, in the order of the tables."""
+    return {name: dict(table) for name, table in config}
 
 
 def to_json(config: Config) -> str:
@@ -31,12 +24,7 @@ def to_json(config: Config) -> str:
 
 
 def to_toml(config: Config, sources: Mapping[str, str] | None = None) -> str:
-    """TOML text that loads to an equal config.
-
-    Args:
-        config: the config.
-        sources: where values were set, by dotted key; shown as a comment at the end of the line.
-    """
+    """TOML text that loads to an equal config; each line ends with where its value was set."""
     notes = sources or {}
     blocks: list[str] = []
     for table, values in to_dict(config).items():
@@ -50,11 +38,7 @@ def to_toml(config: Config, sources: Mapping[str, str] | None = None) -> str:
 
 
 def toml_value(value: object) -> str:
-    """One value in TOML syntax; tables are written inline.
-
-    Raises:
-        TypeError: the value has no TOML form here.
-    """
+    """One value in TOML syntax; tables are written inline."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -76,11 +60,16 @@ def _toml_key(key: str) -> str:
 
 
 def diff(config_a: Config, config_b: Config) -> list[str]:
-    """The settings that differ, as lines "table.key: old -> new", in schema order."""
+    """The settings that differ, as lines "table.key: old -> new"; "unset" where a loss has none."""
     old, new = to_dict(config_a), to_dict(config_b)
     return [
-        f"{key}: {toml_value(before)} -> {toml_value(after)}"
-        for key, setting in SETTINGS.items()
-        if (before := old[setting.table][setting.name])
-        != (after := new[setting.table][setting.name])
+        f"{table}.{key}: {_shown(before, key)} -> {_shown(after, key)}"
+        for table in old
+        for before, after in [(old[table], new[table])]
+        for key in before | after
+        if before.get(key) != after.get(key)
     ]
+
+
+def _shown(entries: Mapping[str, object], key: str) -> str:
+    return toml_value(entries[key]) if key in entries else "unset"

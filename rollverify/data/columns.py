@@ -1,14 +1,11 @@
-"""From a row to prompt, answer and id: which columns hold them and how an answer is written.
-
-It does not read files, and leaves what a right answer is to the reward.
-"""
+"""From a row to prompt, answer and id: which columns hold them and how an answer is written."""
 
 import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rollverify.data.row_files import PlacedRow, Row
+from rollverify.data.rows import Row
 from rollverify.errors import DataError
 
 AnswerFormat = Literal["text", "integer", "hashes"]
@@ -39,12 +36,8 @@ class Columns:
         return [*self.prompt, *self.answer, *self.id]
 
 
-def prompt_of(row: PlacedRow, columns: Columns) -> str:
+def prompt_of(row: Row, columns: Columns) -> str:
     """Text of the problem.
-
-    Args:
-        row: where to look.
-        columns: under which names.
 
     Raises:
         DataError: naming place and column, if it is missing, empty, or neither a text nor a
@@ -56,14 +49,11 @@ def prompt_of(row: PlacedRow, columns: Columns) -> str:
     return _text(value, name, row.place)
 
 
-def answer_of(row: PlacedRow, columns: Columns, answer_format: AnswerFormat) -> str:
-    """The answer in its format.
+def answer_of(row: Row, columns: Columns, answer_format: AnswerFormat) -> str:
+    """The answer: "text" as it is, a number as its digits.
 
-    Args:
-        row: where to look.
-        columns: under which names.
-        answer_format: "text" as it is; "integer" a whole number in any spelling ("1,024", "027",
-            "27.0", 27) as its digits; "hashes" what stands after the last "####", without commas.
+    "integer" is a whole number in any spelling ("1,024", "027", "27.0", 27) as its digits; "hashes"
+    is what stands after the last "####", without commas.
 
     Raises:
         DataError: naming place and column, if it is missing, empty, or not of the format.
@@ -75,12 +65,8 @@ def answer_of(row: PlacedRow, columns: Columns, answer_format: AnswerFormat) -> 
     return _whole_number(text, name, row.place) if answer_format == "integer" else text
 
 
-def id_of(row: PlacedRow, columns: Columns) -> str:
+def id_of(row: Row, columns: Columns) -> str:
     """The row's id.
-
-    Args:
-        row: where to look.
-        columns: under which names.
 
     Raises:
         DataError: naming the place, if it is neither text nor integer, or missing where it must
@@ -101,21 +87,20 @@ def id_of(row: PlacedRow, columns: Columns) -> str:
     return str(row.number)
 
 
-def _found(row: PlacedRow, names: tuple[str, ...], columns: Columns) -> tuple[str, Any]:
+def _found(row: Row, names: tuple[str, ...], columns: Columns) -> tuple[str, Any]:
     for name in names:
         value = _lookup(row.values, name)
         if value is not _MISSING:
             return name, value
     wanted = " or ".join(repr(name) for name in names)
-    keys = list(row.columns or row.values)
-    present = ", ".join(repr(name)[:40] for name in keys[:8]) or "none"
+    present = ", ".join(repr(name)[:40] for name in list(row.values)[:8]) or "none"
     raise DataError(
         f"{row.place}: key {wanted} is missing; add it or name another in {columns.setting} "
         f"(keys found: {present})"
     )
 
 
-def _lookup(row: Row, name: str) -> Any:
+def _lookup(row: dict[str, Any], name: str) -> Any:
     if name in row:
         return row[name]
     head, dot, tail = name.partition(".")
@@ -146,7 +131,7 @@ def _text(value: object, name: str, place: str) -> str:
         raise DataError(
             f"{place}: {name!r} must be a string, got {_shown(value)}; {cure} or drop the line"
         )
-    if not value.strip():
+    if not value or value.isspace():
         raise DataError(f"{place}: {name!r} is empty; fill it in or drop the line")
     _check_whole_characters(value, name, place)
     return value

@@ -1,6 +1,6 @@
 """From prompts to token ids, and what becomes of prompts that are too long.
 
-A prompt is never cut: what is left of a problem is another problem. No special token is added.
+A prompt is never cut: what is left of a problem is another problem.
 """
 
 import logging
@@ -20,7 +20,6 @@ class EncodedText:
     """A prompt with its ids."""
 
     prompt: Prompt
-    """The prompt."""
     place: str
     """Where it stands, for messages."""
     token_ids: tuple[int, ...]
@@ -34,18 +33,10 @@ def encode_prompts(
     *,
     long_prompts: Literal["error", "drop"] = "error",
 ) -> list[EncodedText]:
-    """Token ids of every prompt, without any special token added (no BOS).
+    """Token ids of every prompt, 1..max_prompt_tokens each; no special token is added (no BOS).
 
-    Special tokens that the text itself spells out, as a chat template does, become their ids.
-
-    Args:
-        prompt_set: the prompts and their places.
-        tokenizer: tokenizer of the model that gets the ids.
-        max_prompt_tokens: longest prompt allowed, in tokens.
-        long_prompts: whether a longer one is an error or is left out; how many is logged.
-
-    Returns:
-        The prompts in their order, each with 1..max_prompt_tokens ids.
+    Special tokens that the text itself spells out, as a chat template does, become their ids. How
+    many long prompts are left out is logged.
 
     Raises:
         DataError: naming file and line, if a prompt is too long, gives no token, or holds a
@@ -65,8 +56,20 @@ def encode_prompts(
             )
         else:
             dropped.append(place)
+    if not encoded:
+        raise DataError(
+            f"{dropped[0]}: this and all other prompts have more than rollout.max_prompt_tokens = "
+            f"{max_prompt_tokens} tokens; raise that"
+        )
     if dropped:
-        _report_dropped(dropped, len(encoded), max_prompt_tokens)
+        logger.warning(
+            "%d of %d prompts have more than %d tokens and are dropped (data.long_prompts), the "
+            "first is %s",
+            len(dropped),
+            len(prompt_set.prompts),
+            max_prompt_tokens,
+            dropped[0],
+        )
     return encoded
 
 
@@ -81,19 +84,3 @@ def _ids_of(prompt: Prompt, place: str, tokenizer: Tokenizer) -> list[int]:
     if not ids:
         raise DataError(f"{place}: the prompt gives no token; write a prompt or drop the line")
     return ids
-
-
-def _report_dropped(dropped: list[str], num_left: int, max_prompt_tokens: int) -> None:
-    if not num_left:
-        raise DataError(
-            f"{dropped[0]}: this and all other prompts have more than rollout.max_prompt_tokens = "
-            f"{max_prompt_tokens} tokens; raise that"
-        )
-    logger.warning(
-        "%d of %d prompts have more than %d tokens and are dropped (data.long_prompts), the first "
-        "is %s",
-        len(dropped),
-        len(dropped) + num_left,
-        max_prompt_tokens,
-        dropped[0],
-    )

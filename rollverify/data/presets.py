@@ -1,7 +1,7 @@
 """Known sets of maths problems: where each lies, its columns, and how its answers are written.
 
-A preset holds no data and reads none. Its columns fit the hub's schema and the usual local copies
-(`problem`, `answer`), so that "gsm8k:FILE" needs no further setting.
+Columns fit the hub's schema and the usual local copies (`problem`, `answer`), so that "gsm8k:FILE"
+needs no further setting.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,11 @@ class Preset:
     hub: str
     """Name on the Hugging Face hub."""
     columns: Columns
-    """Where prompt, answer and id are."""
     splits: Mapping[str, str]
     """Split for the use as "train" and as "test"."""
     subset: str = ""
     """Configuration on the hub; "" for the only one."""
     answer_format: AnswerFormat = "text"
-    """How answers are written."""
     drop_duplicates: bool = False
     """Whether the set repeats its problems on purpose."""
     taken_off: str = "none"

@@ -1,25 +1,24 @@
 """The prompt record, a whole set of them read from a source, and the project's own file format.
 
 A file of one's own has one JSON object per line: "prompt", "answer" and optionally "id" (text or
-integer, default the line number); other keys are ignored. Other sources are described by
-`sources.py`. This module does not choose the order of prompts (see `loader.py`), does not turn
-them into tokens (see `encoding.py`), and imports no torch.
+integer, default the line number). torch is not imported here.
 """
 
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rollverify.data.columns import answer_of, id_of, prompt_of
-from rollverify.data.hub import read_hub_rows
-from rollverify.data.row_files import EXAMPLE, PlacedRow, read_rows
+from rollverify.data.rows import EXAMPLE, Row, read_hub_rows, read_rows
 from rollverify.data.sources import PromptSource
 from rollverify.data.templates import fill, unfill
 from rollverify.errors import DataError
+from rollverify.files import write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +35,8 @@ class Prompt:
     """The reward function decides what it means."""
     problem: str = ""
     """The problem without any template; "" if it is `text` itself."""
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
+    """The whole row as it was read, for rewards; neither part of what a prompt is nor saved."""
 
     @property
     def bare_text(self) -> str:
@@ -60,58 +61,28 @@ class PromptSet:
 
 
 def write_jsonl(path: str | os.PathLike[str], prompts: Iterable[Prompt]) -> None:
-    """Write prompts as JSON lines; the file appears complete or not at all.
-
-    Args:
-        path: file to write; its folder is made if missing, an existing file is replaced.
-        prompts: written in order; `load_prompts` reads the same ids, texts and answers.
+    """Write ids, texts and answers as JSON lines that `load_prompts` reads, in one move.
 
     Raises:
         DataError: if the folder cannot be made or written.
     """
-    rows = [{"id": p.prompt_id, "prompt": p.text, "answer": p.answer} for p in prompts]
-    target = Path(path)
-    part = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    rows = ({"id": p.prompt_id, "prompt": p.text, "answer": p.answer} for p in prompts)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
+        write_atomic(path, lines)
     except OSError as error:
         raise DataError(
-            f"cannot write {target}: {error.strerror}; choose a folder that can be written"
+            f"cannot write {path}: {error.strerror}; choose a folder that can be written"
         ) from error
 
 
 def load_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
-    """Read a prompt file of one's own, in the order of its lines.
-
-    Args:
-        path: file with the columns "prompt" and "answer", see `row_files.read_rows`.
-
-    Returns:
-        At least one prompt; ids are unique.
-
-    Raises:
-        DataError: see `read_prompt_set`.
-    """
+    """Read a prompt file of one's own, see `read_prompt_set`."""
     return read_prompt_set(PromptSource(location=Path(path))).prompts
 
 
 def read_prompt_set(source: PromptSource, wrap: Callable[[str], str] | None = None) -> PromptSet:
-    """Read all prompts of a source, in its order.
-
-    Args:
-        source: where they are and how they are worded.
-        wrap: puts the model's chat template around a worded problem; None for none.
-
-    Returns:
-        The set; what was counted is logged too.
+    """Read all prompts of a source; `wrap` puts the model's chat template around a worded problem.
 
     Raises:
         DataError: one line naming the file, the line, the key and the cure, if the source is
@@ -143,20 +114,29 @@ def read_prompt_set(source: PromptSource, wrap: Callable[[str], str] | None = No
         found.places.append(row.place)
     if not found.prompts:
         raise DataError(f"{source.location} is empty; give it lines like {EXAMPLE}")
-    _report_duplicates(found, source)
+    if found.num_duplicates:
+        logger.info(
+            "%s: %d of %d rows of %s repeat an earlier prompt (%d with another answer) and are %s",
+            source.setting,
+            found.num_duplicates,
+            found.num_rows,
+            source.location,
+            found.num_contradictions,
+            "dropped" if source.drop_duplicates else "kept (data.duplicates)",
+        )
     return found
 
 
-def _rows_of(source: PromptSource) -> Iterator[PlacedRow]:
+def _rows_of(source: PromptSource) -> Iterator[Row]:
     names = source.columns.names()
     if isinstance(source.location, Path):
         return read_rows(source.location, names)
     return read_hub_rows(source.location, names, local_form=source.local_form)
 
 
-def _problem_of(row: PlacedRow, source: PromptSource) -> str:
+def _problem_of(row: Row, source: PromptSource) -> str:
     problem = unfill(source.taken_off, prompt_of(row, source.columns))
-    if not problem.strip():
+    if not problem or problem.isspace():
         raise DataError(
             f"{row.place}: the prompt is empty without the template around it; fill it in or drop "
             "the line"
@@ -165,7 +145,7 @@ def _problem_of(row: PlacedRow, source: PromptSource) -> str:
 
 
 def _worded(
-    row: PlacedRow,
+    row: Row,
     problem: str,
     answer: str,
     source: PromptSource,
@@ -182,6 +162,7 @@ def _worded(
         text=text,
         answer=answer,
         problem="" if text == problem else problem,
+        columns=row.values,
     )
 
 
@@ -192,17 +173,3 @@ def _count_duplicate(found: PromptSet, place: str, first_place: str, *, is_same:
     found.num_contradictions += 1
     if found.num_contradictions <= 3:
         logger.warning("%s: the same prompt as %s with another answer", place, first_place)
-
-
-def _report_duplicates(found: PromptSet, source: PromptSource) -> None:
-    if not found.num_duplicates:
-        return
-    logger.info(
-        "%s: %d of %d rows of %s repeat an earlier prompt (%d with another answer) and are %s",
-        source.setting,
-        found.num_duplicates,
-        found.num_rows,
-        source.location,
-        found.num_contradictions,
-        "dropped" if source.drop_duplicates else "kept (data.duplicates)",
-    )

@@ -1,7 +1,7 @@
 """Random streams that depend on named values only, so every machine and process draws the same.
 
 Uses `random.Random.random()` alone, whose sequence Python promises to keep for a given seed;
-`shuffle` and `gauss` carry no such promise. It does not touch any global random state.
+`shuffle` and `gauss` carry no such promise.
 """
 
 import hashlib
@@ -9,14 +9,7 @@ import random
 
 
 def stable_hash(*key: int | str) -> int:
-    """64-bit hash of the key, equal in every process (unlike the built-in `hash`).
-
-    Args:
-        key: integers and strings; their order and type matter.
-
-    Returns:
-        Integer in [0, 2**64).
-    """
+    """Hash of the key in [0, 2**64), equal in every process (unlike the built-in `hash`)."""
     digest = hashlib.blake2b(repr(key).encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 

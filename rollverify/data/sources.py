@@ -1,19 +1,15 @@
-"""What a text such as "gsm8k", "gsm8k:FILE", "my.parquet" or "owner/name" stands for.
-
-Nothing is opened or downloaded here, though it is looked whether a path exists.
-"""
+"""What a text such as "gsm8k", "gsm8k:FILE", "my.parquet" or "owner/name" stands for."""
 
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from rollverify.data.columns import AnswerFormat, Columns
-from rollverify.data.hub import HubDataset
-from rollverify.data.presets import OWN, PRESETS, Preset
-from rollverify.data.row_files import FILE_SUFFIXES
+from rollverify.data.presets import OWN, PRESETS
+from rollverify.data.rows import FILE_SUFFIXES, HubDataset
 from rollverify.data.templates import TEMPLATES
 from rollverify.errors import ConfigError
 
@@ -25,11 +21,8 @@ class PromptSource:
     """Where prompts are, and how they are read; the defaults are those of a file of one's own."""
 
     location: Path | HubDataset
-    """A local file, or a dataset on the hub."""
     columns: Columns = OWN.columns
-    """Where prompt, answer and id are."""
     answer_format: AnswerFormat = "text"
-    """How answers are written."""
     drop_duplicates: bool = False
     """Whether a prompt that occurs again is left out."""
     taken_off: str = TEMPLATES["none"]
@@ -46,12 +39,11 @@ class PromptSource:
 class SourceOptions:
     """Settings beside the text; "auto" leaves the choice to the preset."""
 
-    columns: Mapping[str, str]
-    """Column for "prompt", "answer" and "id"; may be empty."""
-    hub: Mapping[str, str]
-    """"subset", "split" and "revision" on the hub; may be empty."""
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Column for "prompt", "answer" and "id"."""
+    hub: Mapping[str, str] = field(default_factory=dict[str, str])
+    """"subset", "split" and "revision" on the hub."""
     answer_format: Literal["auto"] | AnswerFormat = "auto"
-    """How answers are written."""
     template: str = "auto"
     """A name in `TEMPLATES` or a text that holds {prompt}."""
     duplicates: Literal["auto", "keep", "drop"] = "auto"
@@ -61,40 +53,35 @@ class SourceOptions:
 def resolve_source(
     text: str, *, use: Use, setting: str, options: SourceOptions | None = None
 ) -> PromptSource:
-    """The source that a text stands for.
+    """The source that a text stands for; nothing of it is opened.
 
     A preset's name alone is its dataset on the hub; "PRESET:PLACE" reads another place by the same
     columns. A place is a file if it exists, ends in .jsonl, .json or .parquet, or begins with
     ".", "/" or "~"; else "owner/name" is a dataset on the hub.
 
-    Args:
-        text: as the user wrote it, not empty.
-        use: which split of a dataset is meant.
-        setting: where it was written, for messages, such as "data.test".
-        options: columns, hub and wording; None takes the preset's, or those of an own file.
-
-    Returns:
-        The source; nothing of it has been opened.
+    `use` chooses the split of a dataset; `setting` is where the text was written, for messages.
 
     Raises:
         ConfigError: if the text is none of these, or [hub] settings are given for a file.
     """
-    options = options or SourceOptions(columns={}, hub={})
-    head, colon, place = text.partition(":")
-    if head not in PRESETS:
-        name, preset, location = "", OWN, _location(text, text, use, setting, options.hub)
-    elif colon:
-        name, preset = head, PRESETS[head]
-        location = _location(place, text, use, setting, options.hub)
+    options = options or SourceOptions()
+    name, colon, place = text.partition(":")
+    if name not in PRESETS:
+        name, place = "", text
+    preset = PRESETS.get(name, OWN)
+    if name and not colon:
+        given = {"subset": preset.subset, "split": preset.splits[use], **options.hub}
+        location = HubDataset(name=preset.hub, **given)
     else:
-        name, preset = head, PRESETS[head]
-        location = _preset_dataset(preset, use, options.hub)
+        location = _location(place, text, use, setting, options.hub)
     template = preset.template if options.template == "auto" else options.template
     drop = {"auto": preset.drop_duplicates, "drop": True, "keep": False}[options.duplicates]
     form = preset.answer_format if options.answer_format == "auto" else options.answer_format
+    named = {key: (column,) for key, column in options.columns.items()}
+    where = {"setting": f"{setting}_columns", "requires_id": "id" in named}
     return PromptSource(
         location=location,
-        columns=_columns(preset, options.columns, setting),
+        columns=replace(preset.columns, **where, **named),
         answer_format=form,
         drop_duplicates=drop,
         taken_off=TEMPLATES[preset.taken_off],
@@ -102,11 +89,6 @@ def resolve_source(
         setting=setting,
         local_form=f"{setting} = '{name}{':' * bool(name)}FILE'",
     )
-
-
-def _preset_dataset(preset: Preset, use: Use, hub: Mapping[str, str]) -> HubDataset:
-    given = {"subset": preset.subset, "split": preset.splits[use], **hub}
-    return HubDataset(name=preset.hub, **given)
 
 
 def _location(
@@ -161,9 +143,3 @@ def _why_unknown(place: str, text: str) -> str:
 
 def _shown(text: str) -> str:
     return repr(text) if len(text) <= 60 else f"{text[:60]!r}..."
-
-
-def _columns(preset: Preset, given: Mapping[str, str], setting: str) -> Columns:
-    columns = replace(preset.columns, setting=f"{setting}_columns")
-    named = {key: (name,) for key, name in given.items()}
-    return replace(columns, **named, requires_id="id" in given)

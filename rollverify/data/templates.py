@@ -1,9 +1,5 @@
-"""Wordings put around a problem, and the model's own chat template around that.
+"""Wordings put around a problem, and the model's own chat template around that."""
 
-Which of them a run uses is said by `data.template` and `data.chat_template`; nothing here chooses.
-"""
-
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +21,14 @@ TEMPLATES = {
 
 
 def fill(template: str, problem: str) -> str:
-    """The template with the problem in its slot.
-
-    Args:
-        template: a text that holds {prompt}; other braces are left alone.
-        problem: put in as it is, braces included.
-    """
+    """The template with the problem in its slot; all other braces are left alone."""
     return template.replace(SLOT, problem)
 
 
 def unfill(template: str, text: str) -> str:
-    """The problem in a text that the template was put around; other texts as they are.
-
-    Args:
-        template: a text that holds {prompt} once.
-        text: possibly worded by it.
-
-    Returns:
-        `text` without the parts before and after the slot if it has both, else `text`.
-    """
+    """The problem in a text that the template was put around; other texts as they are."""
+    if template == SLOT:
+        return text
     before, _, after = template.partition(SLOT)
     is_worded = text.startswith(before) and text.endswith(after)
     if not is_worded or len(text) < len(before) + len(after):
@@ -55,34 +40,17 @@ class ChatTemplate:
     """Turns a prompt into the user's message of a conversation that the model answers next."""
 
     def __init__(self, tokenizer: Any, *, system_prompt: str = "") -> None:
-        """Keep a tokenizer that has a chat template.
-
-        Args:
-            tokenizer: of transformers, or what behaves like one: `chat_template`,
-                `all_special_tokens` and `apply_chat_template` are used.
-            system_prompt: message before the user's; "" for none.
-
-        Raises:
-            ConfigError: if it has no chat template.
-        """
-        if not tokenizer.chat_template:
-            raise ConfigError(
-                "data.chat_template is on, but the model's tokenizer has no chat template; set "
-                "data.chat_template = false and word the prompt with data.template"
-            )
+        """Take a tokenizer of transformers that has a chat template; "" sends no system message."""
         self._tokenizer = tokenizer
-        self._special: Sequence[str] = [token for token in tokenizer.all_special_tokens if token]
+        self._special = [token for token in tokenizer.all_special_tokens if token]
         self._head = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
     def render(self, text: str) -> str:
         """Text of the conversation up to where the response begins, special tokens included.
 
-        Args:
-            text: the user's message.
-
         Raises:
-            DataError: if it holds a special token of the model, which would end the message early;
-                or the template refuses the conversation or leaves the text out.
+            DataError: if the text holds a special token of the model, which would end the message
+                early; or the template refuses the conversation or leaves the text out.
         """
         for token in self._special:
             if token in text:
@@ -111,11 +79,7 @@ class ChatTemplate:
 
 
 def read_chat_template(folder: Path, system_prompt: str) -> ChatTemplate:
-    """The chat template of a model folder; transformers is imported here and nowhere else.
-
-    Args:
-        folder: Hugging Face model folder.
-        system_prompt: see `ChatTemplate`.
+    """The chat template of a Hugging Face model folder.
 
     Raises:
         ConfigError: if the folder's tokenizer cannot be read or has no chat template.
@@ -129,4 +93,9 @@ def read_chat_template(folder: Path, system_prompt: str) -> ChatTemplate:
         raise ConfigError(
             f"data.chat_template: transformers cannot read the tokenizer of '{folder}' ({reason})"
         ) from error
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "data.chat_template is on, but the model's tokenizer has no chat template; set "
+            "data.chat_template = false and word the prompt with data.template"
+        )
     return ChatTemplate(tokenizer, system_prompt=system_prompt)

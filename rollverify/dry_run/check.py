@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rollverify.config.check import check_world_size
 from rollverify.config.environment import set_defaults
 from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.rules import check_world_size
+from rollverify.config.tables import Config
 from rollverify.dry_run.memory import (
     DTYPE_BYTES,
     ENGINE_WORKSPACE_BYTES,
@@ -33,7 +33,7 @@ from rollverify.dry_run.memory import (
     trainer_bytes,
 )
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
-from rollverify.toy.base_model import base_folder
+from rollverify.toy.settings import base_folder
 
 if TYPE_CHECKING:
     from torchtitan_ext.models.meta import MetaModel

@@ -1,6 +1,6 @@
 """What a rollout engine is: token ids in, ids and their log-probs out, weights swapped in place.
 
-No engine library is imported here; `vllm_engine.py` holds the real one and tests hold fakes.
+`vllm_engine.py` holds the real one and tests hold fakes.
 """
 
 from collections.abc import Iterable

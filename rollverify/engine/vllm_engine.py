@@ -15,11 +15,10 @@ from vllm import EngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from rollverify.config.schema import Config
+from rollverify.config.tables import EngineConfig
 from rollverify.engine import vllm_cpu
-from rollverify.engine.engine import Completion, GenerationRequest, RolloutEngine
+from rollverify.engine.engine import Completion, GenerationRequest
 from rollverify.engine.model_folder import (
-    ModelFolder,
     check_experts,
     has_experts,
     read_model_config,
@@ -57,37 +56,18 @@ class VllmEngine:
     def __init__(
         self,
         model_folder: str,
+        settings: EngineConfig,
         *,
         stop_token_id: int,
-        dtype: str,
         max_model_len: int,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        kv_cache_gib: float,
-        gpu_memory_utilization: float,
-        enforce_eager: bool,
         seed: int,
-        num_cpu_threads: int = 0,
         record_routing: bool = False,
-        options: dict[str, Any] | None = None,
     ) -> None:
         """Start the engine and run one short generation, so that no later step pays for warm-up.
 
-        Args:
-            model_folder: Hugging Face folder with weights.
-            stop_token_id: id that ends a response.
-            dtype: "float32" or "bfloat16".
-            max_model_len: longest prompt plus response, tokens.
-            max_num_seqs: requests decoded together.
-            max_num_batched_tokens: tokens of one engine step, prefill included.
-            kv_cache_gib: KV cache on CPUs, GiB.
-            gpu_memory_utilization: share of GPU memory vLLM may take, in (0, 1].
-            enforce_eager: no CUDA graphs.
-            seed: engine seed; requests carry their own.
-            num_cpu_threads: threads of a step on CPUs; 0 decides by its size.
-            record_routing: completions say which experts each token was routed to. Takes layers *
-                experts per token bytes of main memory per token of KV cache, twice beyond 256.
-            options: further vLLM engine arguments, as they are.
+        `max_model_len` is the longest prompt plus response in tokens; requests carry seeds of their
+        own. With `record_routing` completions say which experts each token was routed to: layers *
+        experts per token bytes of main memory per token of KV cache, twice beyond 256 experts.
 
         Raises:
             ConfigError: if vLLM refuses the settings or has no CPU kernel for the head size, or
@@ -102,11 +82,11 @@ class VllmEngine:
             vllm_cpu.leave_out_token_ranks()
         arguments: dict[str, Any] = {
             "model": model_folder,
-            "dtype": dtype,
+            "dtype": settings.dtype,
             "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max(max_num_batched_tokens, max_model_len),
-            "enforce_eager": enforce_eager,
+            "max_num_seqs": settings.max_num_seqs,
+            "max_num_batched_tokens": max(settings.max_num_batched_tokens, max_model_len),
+            "enforce_eager": settings.enforce_eager,
             "seed": seed,
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
@@ -116,16 +96,16 @@ class VllmEngine:
             "enable_return_routed_experts": record_routing,
         }
         if on_cpu:
-            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+            arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * 2**30)
             # A prompt split over two steps makes vLLM rewind the request's generator, which torch
             # cannot do on CPUs ("CPU Generator does not use offset").
             arguments["enable_chunked_prefill"] = False
         else:
-            arguments["gpu_memory_utilization"] = gpu_memory_utilization
+            arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
             if has_experts(config):
                 # Other kernels rearrange the experts after the first load; a second would not.
                 arguments["moe_backend"] = "triton"
-        arguments.update(options or {})
+        arguments.update(settings.options)
         self._engine = _started(arguments)
         self._stop_token_id = stop_token_id
         self._max_model_len = max_model_len
@@ -133,7 +113,7 @@ class VllmEngine:
         if on_cpu:
             vllm_cpu.load_experts_packed(self._model())
         num_parameters = sum(p.numel() for p in self._model().parameters())
-        self._threads = StepThreads(num_cpu_threads, num_parameters, on_cpu=on_cpu)
+        self._threads = StepThreads(settings.num_cpu_threads, num_parameters, on_cpu=on_cpu)
         self._in_flight: set[str] = set()
         self._warm_up()
 
@@ -180,11 +160,7 @@ class VllmEngine:
         self._threads.add(len(request.token_ids))
 
     def step(self) -> list[Completion]:
-        """Decode one token of every running request; return what finished.
-
-        Raises:
-            RolloutError: see `finished_completion`.
-        """
+        """Decode one token of every running request; return what finished."""
         with self._threads.of_step(self.num_unfinished):
             outputs = self._engine.step()
         completions = [
@@ -198,11 +174,8 @@ class VllmEngine:
     def pause(self) -> list[Completion]:
         """End every request; return what each has generated up to and with the last step.
 
-        Outputs are read before the requests are aborted: vLLM forgets them then.
-
-        Returns:
-            One completion per request, in the order they were added, with `finish_reason` "paused";
-            a request that has not had its turn has no tokens.
+        Outputs are read before the requests are aborted: vLLM forgets them then. One completion
+        per request, in the order they were added; one that has not had its turn has no tokens.
 
         Raises:
             RolloutError: if a request in flight is not found under its name, or is not gone after.
@@ -240,13 +213,9 @@ class VllmEngine:
 
     @torch.no_grad()
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Write weights into the running model, one tensor at a time.
+        """Write weights (Hugging Face names, full tensors) into the running model, one at a time.
 
-        Args:
-            named_tensors: Hugging Face names and full tensors; consumed lazily.
-
-        Returns:
-            vLLM's names of the parameters written, those of experts only if all experts were.
+        Gives vLLM's names of the parameters written, those of experts only if all experts were.
 
         Raises:
             RolloutError: if requests are running; they would mix two policies in one token.
@@ -276,14 +245,7 @@ class VllmEngine:
             raise RolloutError("the prefix cache could not be cleared: requests still hold blocks")
 
     def score(self, token_ids: list[int]) -> list[float]:
-        """Log-probs of ids 1.. given those before them, at temperature 1.
-
-        Args:
-            token_ids: at least 2 ids.
-
-        Returns:
-            len(token_ids) - 1 log-probs in nats.
-        """
+        """Log-probs in nats of ids 1.. given those before them, at temperature 1."""
         params = SamplingParams(
             temperature=0.0,
             max_tokens=1,
@@ -303,25 +265,3 @@ class VllmEngine:
     def close(self) -> None:
         """Shut the engine core down."""
         self._engine.engine_core.shutdown()
-
-
-def make_engine(config: Config, model: ModelFolder) -> RolloutEngine:
-    """The vLLM engine with the model folder's weights."""
-    pass
-
-    engine = config.engine
-    return VllmEngine(
-        str(model.path),
-        stop_token_id=model.stop_token_id,
-        dtype=engine.dtype,
-        max_model_len=config.rollout.max_sequence_tokens,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        kv_cache_gib=engine.kv_cache_gib,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
-        enforce_eager=engine.enforce_eager,
-        seed=config.run.seed,
-        num_cpu_threads=engine.num_cpu_threads,
-        record_routing=config.routing_replay.mode == "engine",
-        options=dict(engine.options),
-    )

@@ -9,6 +9,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -18,73 +19,53 @@ from rollverify.errors import StaleWeightsError, WeightSyncError
 logger = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True)
 class WeightSync:
     """Trainer -> engine transfer. Collective: `push` runs on every rank."""
 
-    def __init__(
-        self,
-        *,
-        engine: RolloutEngine,
-        parameters: Callable[[], Iterator[tuple[str, Tensor]]],
-        trainer_score: Callable[[list[int]], list[float]],
-        probe_ids: list[int],
-        parity_tolerance: float,
-    ) -> None:
-        """Set up; nothing is transferred yet.
+    engine: RolloutEngine
+    parameters: Callable[[], Iterator[tuple[str, Tensor]]]
+    """Yields (Hugging Face name, full tensor); gathers over ranks."""
+    trainer_score: Callable[[list[int]], list[float]]
+    """Log-probs of ids 1.. at temperature 1 in nats; gathers over ranks."""
+    probe_ids: list[int]
+    """At least 2 token ids, the same in every call."""
+    parity_tolerance: float
+    """Largest |engine - trainer| log-prob allowed, nats."""
 
-        Args:
-            engine: receives the weights.
-            parameters: yields (Hugging Face name, full tensor); gathers over ranks.
-            trainer_score: log-probs of ids 1.. at temperature 1 in nats; gathers over ranks.
-            probe_ids: at least 2 token ids, the same in every call.
-            parity_tolerance: largest |engine - trainer| log-prob allowed, nats.
+    policy_version: int | None = field(default=None, init=False)
+    """Version the engine holds; None before the first push and after a failed one."""
+    parity_abs_max: float = field(default=0.0, init=False)
+    """Largest log-prob gap of the last probe, nats."""
+    push_s: float = field(default=0.0, init=False)
+    """Seconds of the last push, probe included."""
+    _expected_names: frozenset[str] | None = field(default=None, init=False)
 
-        Raises:
-            ValueError: if the probe is shorter than 2 tokens.
-        """
-        if len(probe_ids) < 2:
-            raise ValueError(f"the probe needs at least 2 tokens, got {len(probe_ids)}")
-        self._engine = engine
-        self._parameters = parameters
-        self._trainer_score = trainer_score
-        self._probe_ids = probe_ids
-        self._parity_tolerance = parity_tolerance
-        self._expected_names: frozenset[str] | None = None
-        self.policy_version: int | None = None
-        """Version the engine holds; None before the first push and after a failed one."""
-
-        self.parity_abs_max = 0.0
-        """Largest log-prob gap of the last probe, nats."""
-
-        self.push_s = 0.0
-        """Seconds of the last push, probe included."""
+    def __post_init__(self) -> None:
+        """Refuse a probe that scores nothing."""
+        if len(self.probe_ids) < 2:
+            raise ValueError(f"the probe needs at least 2 tokens, got {len(self.probe_ids)}")
 
     def push(self, policy_version: int) -> None:
-        """Transfer the current weights, clear the prefix cache, probe.
-
-        Args:
-            policy_version: version the trainer holds.
+        """Transfer the trainer's weights, clear the prefix cache, probe. Collective over the world.
 
         Raises:
             WeightSyncError: if names differ from the first transfer, come twice, are unknown to the
                 engine or of another shape there, or the engine did not write every parameter.
             StaleWeightsError: if the probe's gap exceeds the tolerance.
-
-        Source:
-            Collective: yes, over the world.
         """
         start_s = time.perf_counter()
         self.policy_version = None
         sent: list[str] = []
         try:
-            written = self._engine.load_weights(self._recorded(sent))
+            written = self.engine.load_weights(self._recorded(sent))
         except (AssertionError, KeyError, ValueError) as error:  # an unknown name, a wrong shape
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise WeightSyncError(
                 f"weight '{sent[-1] if sent else ''}' could not be loaded: {reason}"
             ) from error
         self._check_names(sent, written)
-        self._engine.reset_prefix_cache()
+        self.engine.reset_prefix_cache()
         self._probe(policy_version)
         self.policy_version = policy_version
         self.push_s = time.perf_counter() - start_s
@@ -95,7 +76,7 @@ class WeightSync:
         A loader's loop variable outlives its iteration, which would keep two full tensors alive. It
         gets an alias instead, emptied once the loader asks for more; the trainer's is not touched.
         """
-        for name, tensor in self._parameters():
+        for name, tensor in self.parameters():
             sent.append(name)
             alias = tensor.detach()
             del tensor
@@ -114,7 +95,7 @@ class WeightSync:
             raise WeightSyncError(
                 f"the set of weights changed between transfers: {', '.join(sorted(changed)[:5])}"
             )
-        unwritten = self._engine.parameter_names() - written
+        unwritten = self.engine.parameter_names() - written
         if unwritten:
             raise WeightSyncError(
                 f"{len(unwritten)} engine parameters got no weight: "
@@ -122,17 +103,17 @@ class WeightSync:
             )
 
     def _probe(self, policy_version: int) -> None:
-        trainer = self._trainer_score(self._probe_ids)
-        engine = self._engine.score(self._probe_ids)
+        trainer = self.trainer_score(self.probe_ids)
+        engine = self.engine.score(self.probe_ids)
         gaps = [abs(a - b) for a, b in zip(trainer, engine, strict=True)]
         self.parity_abs_max = max(gaps)
         # `not <=` so that NaN on either side raises too.
-        if not all(gap <= self._parity_tolerance for gap in gaps):
+        if not all(gap <= self.parity_tolerance for gap in gaps):
             position = max(range(len(gaps)), key=lambda i: (gaps[i] != gaps[i], gaps[i]))
             raise StaleWeightsError(
                 f"after the transfer of policy {policy_version} engine and trainer differ by "
                 f"{gaps[position]:.3g} nats at probe token {position + 1} (tolerance "
-                f"{self._parity_tolerance:g}); the engine does not hold the trainer's weights, or "
+                f"{self.parity_tolerance:g}); the engine does not hold the trainer's weights, or "
                 "weight_sync.parity_tolerance is too small for engine.dtype"
             )
 

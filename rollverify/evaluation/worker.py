@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rollverify.config.environment import set_defaults
 from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.evaluation.records import (
     Identity,
     ProblemRecord,
@@ -25,13 +25,13 @@ from rollverify.evaluation.records import (
 from rollverify.launch.shutdown import die_with_parent, write_rank_error
 from rollverify.log import init_logger
 from rollverify.rollout.inputs import load_from, make_run_reward, prompt_source
-from rollverify.toy.base_model import base_folder
+from rollverify.toy.settings import base_folder
 
 if TYPE_CHECKING:
     from rollverify.data.prompts import Prompt
     from rollverify.engine.engine import Completion, GenerationRequest
     from rollverify.engine.model_folder import ModelFolder
-    from rollverify.rewards import AnswerOf
+    from rollverify.rewards import Reward
     from rollverify.rollout.prompt_queue import EncodedPrompt
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,6 @@ def evaluate_model(config: Config) -> None:
         UserError: for anything the user can cure.
     """
     from rollverify.engine.model_folder import read_model_folder
-    from rollverify.rewards import ANSWERS, close_reward, counts_of
 
     model = read_model_folder(model_folder(config), config.rollout.max_sequence_tokens)
     num_problems = config.evaluation.num_problems
@@ -102,22 +101,18 @@ def evaluate_model(config: Config) -> None:
         "problems": _problems_digest(prompts),
         **sampling_identity(config),
     }
-    recorder = _Recorder(
-        prompts, encoded, model, ANSWERS.get(config.data.reward), config.evaluation.save_responses
-    )
+    recorder = _Recorder(prompts, encoded, model, reward, config.evaluation.save_responses)
     output, ids = Path(config.evaluation.output), [one.prompt_id for one in prompts]
     with (
         contextlib.ExitStack() as stack,
         contextlib.closing(RecordFile(output, identity, ids)) as records,
     ):
-        stack.callback(close_reward, reward)
+        stack.callback(reward.close)
         left = [one for one in range(len(prompts)) if one not in records.done]
         logger.info("%s: %d of %d problems are left", model.path, len(left), len(prompts))
         if left:
             _generate(config, model, recorder, left, records)
-        take_counts = counts_of(reward)
-        if take_counts is not None:
-            _report_ungraded(take_counts())
+        _report_ungraded(reward.take_counts())
 
 
 def _report_ungraded(counts: Mapping[str, int]) -> None:
@@ -137,11 +132,11 @@ class _Recorder:
         prompts: Sequence["Prompt"],
         encoded: Sequence["EncodedPrompt"],
         model: "ModelFolder",
-        answer_of: "AnswerOf | None",
+        reward: "Reward",
         keeps_text: bool,
     ) -> None:
         self.prompts, self.encoded, self._model = prompts, encoded, model
-        self._answer_of, self._keeps_text = answer_of, keeps_text
+        self.reward, self._keeps_text = reward, keeps_text
 
     def record(self, index: int, completions: Sequence["Completion"]) -> ProblemRecord:
         """Grade the responses of a problem, the greedy one first."""
@@ -161,7 +156,7 @@ class _Recorder:
             reward=self.encoded[index].grade(completion.token_ids),
             num_tokens=len(completion.token_ids),
             finish_reason=completion.finish_reason,
-            answer=self._answer_of(text) if self._answer_of else None,
+            answer=self.reward.answer_of(text),
             text=text if self._keeps_text else None,
         )
 
@@ -174,12 +169,10 @@ def _generate(
     records: RecordFile,
 ) -> None:
     from rollverify.engine.generation import problem_requests, run_problems
-    from rollverify.engine.vllm_engine import make_engine
+    from rollverify.engine.start import start_engine
     from rollverify.evaluation.grading import BackgroundGrading
-    from rollverify.rewards import num_graders
 
     evaluation = config.evaluation
-    num_threads = num_graders(config.data.reward, config.reward.num_workers)
 
     def problems() -> Iterator[tuple[int, list["GenerationRequest"]]]:
         for index in left:
@@ -204,8 +197,16 @@ def _generate(
             logger.info("%d of %d problems done", num_done, len(left))
 
     with (
-        contextlib.closing(make_engine(config, model)) as engine,
-        BackgroundGrading(recorder.record, write, num_threads) as grading,
+        contextlib.closing(
+            start_engine(
+                model,
+                config.engine,
+                max_sequence_tokens=config.rollout.max_sequence_tokens,
+                seed=config.run.seed,
+                record_routing=config.routing_replay.mode == "engine",
+            )
+        ) as engine,
+        BackgroundGrading(recorder.record, write, recorder.reward.num_threads) as grading,
     ):
         run_problems(engine, problems(), config.engine.max_num_seqs, grading.add)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 from rollverify.checkpoint.run_folder import resolve
-from rollverify.config.check import check_world_size
 from rollverify.config.environment import DEFAULTS
+from rollverify.config.rules import check_world_size
 from rollverify.errors import (
     FAILURE_EXIT_CODE,
     USER_ERROR_EXIT_CODE,

@@ -1,29 +1,24 @@
-"""The policy losses, one signature for all, and the table of them.
+"""The policy losses: each takes `LossInputs` and its own table of the config.
 
-A loss takes `LossInputs` and keyword settings and gives the token loss [T] and per-token
-diagnostics. Which correction multiplies it and how it is averaged are other settings.
+It gives the token loss [T] and per-token diagnostics. Which correction multiplies it and how it is
+averaged are other settings.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
+from rollverify.config.losses import LossConfig
 from rollverify.losses.clipped import decoupled_ppo, dr_grpo, grpo
+from rollverify.losses.custom import custom_loss
 from rollverify.losses.inputs import Diagnostics, LossInputs
 from rollverify.losses.sequence import gspo, gspo_token, vespo
 from rollverify.losses.weighted import cispo, m2po, reinforce, sapo
 
-__all__ = [
-    "LOSSES",
-    "NEEDS_LIMIT",
-    "REPORTS_GATE",
-    "TAKES_WEIGHTS",
-    "WITHOUT_RATIO",
-    "Diagnostics",
-    "LossInputs",
-]
+LossFunction = Callable[[LossInputs, Any], tuple[Tensor, Diagnostics]]
 
-LOSSES: dict[str, Callable[..., tuple[Tensor, Diagnostics]]] = {
+LOSS_FUNCTIONS: dict[str, LossFunction] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "gspo": gspo,
@@ -35,7 +30,7 @@ LOSSES: dict[str, Callable[..., tuple[Tensor, Diagnostics]]] = {
     "m2po": m2po,
     "reinforce": reinforce,
 }
-"""Loss by the name it has in `loss.name`: (LossInputs, **settings) -> (token loss, diagnostics)."""
+"""Loss by the name it has in `loss.name`."""
 
 TAKES_WEIGHTS = frozenset({"vespo"})
 """Losses that work the correction's weights in themselves; all others are multiplied by them."""
@@ -43,8 +38,10 @@ TAKES_WEIGHTS = frozenset({"vespo"})
 WITHOUT_RATIO = frozenset({"reinforce"})
 """Losses that read no denominator: their correction weighs the policy itself."""
 
-NEEDS_LIMIT = frozenset({"m2po"})
-"""Losses that take a limit from the whole minibatch, which costs a scoring pass."""
-
 REPORTS_GATE = frozenset({"sapo", "vespo"})
 """Losses whose diagnostics hold `gate`, the weight that takes the place of a clip."""
+
+
+def loss_function(settings: LossConfig) -> LossFunction:
+    """The function that takes these settings."""
+    return LOSS_FUNCTIONS.get(settings.name, custom_loss)

@@ -5,13 +5,14 @@ Knows nothing about tokens, ratios or losses; every token of a trajectory gets i
 Dimensions: B trajectories, G groups.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rollverify.config.tables import AdvantageConfig
 from rollverify.rollout.trajectory import Status, stacked
 
 StdKind = Literal["unbiased", "population", "none"]
@@ -51,12 +52,6 @@ def group_advantages(
         DAPO Eq. 4 and 9 for the form; the papers leave n or n - 1 open, "unbiased" is our choice.
         "none" is the Dr. GRPO advantage. leave_one_out: RLOO (arXiv 2402.14740).
     """
-    if std not in ("unbiased", "population", "none"):
-        raise ValueError(f"std must be 'unbiased', 'population' or 'none', got {std!r}")
-    if baseline not in ("group_mean", "leave_one_out"):
-        raise ValueError(f"baseline must be 'group_mean' or 'leave_one_out', got {baseline!r}")
-    if baseline == "leave_one_out" and std != "none":
-        raise ValueError(f"baseline 'leave_one_out' takes std 'none', got {std!r}")
     _check(rewards, group_ids)
     values_B = rewards.to(torch.float64)
     group_B, sizes_G = _group_index(group_ids)
@@ -140,11 +135,6 @@ def overlong_penalty(
     Source:
         DAPO Eq. 13.
     """
-    if not 0 < buffer_tokens <= max_tokens or not factor >= 0.0:
-        raise ValueError(
-            f"buffer_tokens must be in (0, {max_tokens}] and factor >= 0, "
-            f"got {buffer_tokens} and {factor}"
-        )
     excess_B = (response_tokens - (max_tokens - buffer_tokens)).to(torch.float32) / buffer_tokens
     return -factor * excess_B.clamp(0.0, 1.0)
 
@@ -188,57 +178,44 @@ def _has_signal(values_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:
 class CreditRule:
     """How finished trajectories are judged."""
 
-    std: StdKind = "unbiased"
-    baseline: Baseline = "group_mean"
+    settings: AdvantageConfig = field(default_factory=AdvantageConfig)
     max_response_tokens: int
     """Longest response allowed."""
-
-    overlong_buffer_tokens: int = 0
-    """Length over which the penalty on long responses grows; 0 turns it off."""
-
-    overlong_factor: float = 1.0
-    """Largest penalty, in units of the reward."""
 
     mask_truncated: bool = False
     """Whether responses cut at the length limit are left out of the loss."""
 
     def advantages(self, finished: list[TensorDict]) -> Tensor:
-        """Advantage of each trajectory.
-
-        Args:
-            finished: B trajectories, groups whole.
-
-        Returns:
-            [B] float32.
+        """Advantage of each trajectory, [B] float32; groups are whole.
 
         Raises:
             ValueError: if a reward is not finite.
         """
         if not finished:
             return torch.zeros(0)
-        rewards = stacked(finished, "reward")
-        if self.overlong_buffer_tokens:
-            lengths = torch.tensor([len(one["response_ids"]) for one in finished])
+        rewards, settings = stacked(finished, "reward"), self.settings
+        if settings.overlong_buffer_tokens:
+            lengths = torch.tensor([len(trajectory["response_ids"]) for trajectory in finished])
             rewards = rewards + overlong_penalty(
                 lengths,
                 max_tokens=self.max_response_tokens,
-                buffer_tokens=self.overlong_buffer_tokens,
-                factor=self.overlong_factor,
+                buffer_tokens=settings.overlong_buffer_tokens,
+                factor=settings.overlong_factor,
             )
-        return group_advantages(rewards, stacked(finished, "group_id"), self.std, self.baseline)
+        group_ids = stacked(finished, "group_id")
+        return group_advantages(rewards, group_ids, settings.std, settings.baseline)
 
     def trained(self, finished: list[TensorDict]) -> list[TensorDict]:
-        """The trajectories with the loss masks they are trained with.
+        """The trajectories with the loss masks they are trained with; the given ones are left.
 
-        Args:
-            finished: B trajectories; left as they are.
-
-        Returns:
-            B trajectories; those that are left out are copies whose loss mask is False.
+        Those that are left out are copies whose loss mask is False.
         """
         if not self.mask_truncated:
             return finished
-        return [_left_out(one) if one["status"] == Status.LENGTH else one for one in finished]
+        return [
+            _left_out(trajectory) if trajectory["status"] == Status.LENGTH else trajectory
+            for trajectory in finished
+        ]
 
 
 def _left_out(trajectory: TensorDict) -> TensorDict:

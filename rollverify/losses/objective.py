@@ -1,33 +1,30 @@
 """What one packed row adds to the batch loss: policy loss, correction, KL and entropy terms.
 
-Takes no step and reads no config. Values that need more than the row (the trainer's scores before
-the step, the reference's, a limit of the whole minibatch) come in from `policy_update.py`.
+Takes no step. Values that need more than the row (the trainer's scores before the step, the
+reference's, a limit of the whole minibatch) come in from `policy_update.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rollverify.losses import LOSSES, NEEDS_LIMIT, TAKES_WEIGHTS, WITHOUT_RATIO, LossInputs
+from rollverify.config.losses import CorrectionConfig, CustomLoss, Grpo, LossConfig, M2po, Truncated
+from rollverify.config.tables import KlConfig
+from rollverify.losses import TAKES_WEIGHTS, WITHOUT_RATIO, loss_function
 from rollverify.losses.aggregation import Normalizer
-from rollverify.losses.corrections import CORRECTIONS, Correction, CorrectionInputs
+from rollverify.losses.corrections import CORRECTION_FUNCTIONS, Correction
+from rollverify.losses.custom import check_custom_loss
 from rollverify.losses.diagnostics import (
     RATIO_BUCKETS,
-    KlEstimator,
     engine_mismatch,
     kl_penalty,
     ratio_histogram,
     step_diagnostics,
 )
-from rollverify.losses.inputs import Diagnostics, check_finite, log_ratio
-from rollverify.losses.weighted import M2_THRESHOLD
+from rollverify.losses.inputs import Diagnostics, LossInputs, check_finite, log_ratio
+from rollverify.losses.weighted import second_moment_limit
 from rollverify.training.packing import TrajectoryRow
-
-Denominator = Literal["anchor_now", "anchor_at_sampling", "behavior"]
-Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +44,7 @@ class RowGiven:
     """[T] float32 nats; the reference model's. None where there is no KL term."""
 
     limit: float | None = None
-    """Of the losses in `NEEDS_LIMIT`."""
+    """Of `m2po`."""
 
     counted: Tensor | None = None
     """[T] bool; tokens that are averaged over. None: all of the loss mask, dropped ones too."""
@@ -69,46 +66,26 @@ class RowLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """The loss with its settings; the defaults are GRPO with truncated importance sampling."""
+    """The loss with its correction and extra terms, from their tables of the config."""
 
-    loss_name: str = "grpo"
-    """A key of `LOSSES`."""
-
-    loss_settings: Settings = field(default_factory=dict[str, Any])
-    """Keyword settings of the loss; its own defaults where they are left out."""
-
-    denominator: Denominator = "anchor_now"
-    """What the ratio divides by. anchor_now: the trainer before the iteration. anchor_at_sampling:
-    the trainer under the version that sampled the token. behavior: the engine."""
-
-    correction_name: str = "truncated"
-    """A key of `CORRECTIONS`, or "none": then "truncated" is measured and not applied."""
-
-    correction_settings: Settings = field(default_factory=dict[str, Any])
-    """Keyword settings of the correction."""
-
-    kl_coefficient: float = 0.0
-    kl_estimator: KlEstimator = "k3"
-    entropy_coefficient: float = 0.0
+    loss: LossConfig = field(default_factory=Grpo)
+    correction: CorrectionConfig = field(default_factory=Truncated)
+    kl: KlConfig = field(default_factory=KlConfig)
 
     def __post_init__(self) -> None:
-        """Refuse unknown names."""
-        if self.loss_name not in LOSSES:
-            raise ValueError(f"loss {self.loss_name!r} is not one of {sorted(LOSSES)}")
-        if self.correction_name not in {*CORRECTIONS, "none"}:
-            raise ValueError(
-                f"correction {self.correction_name!r} is not 'none' or one of {sorted(CORRECTIONS)}"
-            )
+        """Import a loss of one's own, so that it is refused before the first step."""
+        if isinstance(self.loss, CustomLoss):
+            check_custom_loss(self.loss)
 
     @property
     def needs_limit(self) -> bool:
-        """Whether the loss takes a limit from the whole minibatch."""
-        return self.loss_name in NEEDS_LIMIT
+        """Whether the loss takes a limit from the whole minibatch, which costs a scoring pass."""
+        return isinstance(self.loss, M2po)
 
-    @property
-    def second_moment_threshold(self) -> float:
-        """Bound that the limit keeps, nats^2."""
-        return float(self.loss_settings.get("threshold", M2_THRESHOLD))
+    def limit_of(self, squares: Tensor) -> float:
+        """The limit of the minibatch that `squares`, [N] nats^2, are of."""
+        assert isinstance(self.loss, M2po)
+        return second_moment_limit(squares, self.loss.threshold)
 
     def row_loss(
         self,
@@ -118,99 +95,80 @@ class Objective:
         normalizer: Normalizer,
         given: RowGiven,
     ) -> RowLoss:
-        """Loss of one row.
+        """Loss of one row, on the device of the log-probs.
 
-        Args:
-            row: on any device; brought to that of the log-probs.
-            policy_logprobs: [T] float32 nats; with gradient.
-            entropy: [T] float32 nats; with gradient where the entropy term is on.
-            normalizer: turns token losses into shares of the batch loss.
-            given: what comes from outside the row.
-
-        Returns:
-            The loss and its diagnostics.
+        `policy_logprobs` is [T] float32 nats, with gradient; `entropy` the same, with gradient
+        where the entropy term is on.
 
         Raises:
             ValueError: if a log-prob of a trained token is not finite.
         """
-        mask = row.loss_mask.to(policy_logprobs.device)
-        inputs = self._inputs(row, policy_logprobs, mask, given)
-        correction = self._correction(row, inputs, given)
-        token_loss, flags = self._corrected(inputs, correction, given)
+        inputs = self._inputs(row, policy_logprobs, given)
+        mask = inputs.loss_mask
+        correction = self._correction(inputs)
+        token_loss, flags = self._corrected(inputs, correction)
         values = step_diagnostics(inputs, correction) | flags
         at_sampling = _at_sampling(row, inputs.anchor_logprobs)
         is_known = mask & _has_anchor(row, given.policy_version).to(mask.device)
         values |= engine_mismatch(at_sampling, inputs.behavior_logprobs, is_known)
-        if self.kl_coefficient > 0.0:
+        if self.kl.coefficient > 0.0:
             penalty = self._kl(inputs, given)
-            token_loss = token_loss + self.kl_coefficient * penalty
+            token_loss = token_loss + self.kl.coefficient * penalty
             values["kl_reference"] = penalty
-        if self.entropy_coefficient != 0.0:
-            token_loss = token_loss - self.entropy_coefficient * torch.where(mask, entropy, 0.0)
+        if self.loss.entropy_coefficient != 0.0:
+            inside = torch.where(mask, entropy, 0.0)
+            token_loss = token_loss - self.loss.entropy_coefficient * inside
         counted = mask if given.counted is None else given.counted.to(mask.device)
         weights = normalizer.token_weights(counted, inputs.sequence_ids)
-        sums = {name: one.detach().sum() for name, one in values.items()}
+        sums = {name: value.detach().sum() for name, value in values.items()}
         sums["entropy"] = entropy.detach()[mask].sum()
         sums["num_mismatch"] = is_known.sum()
+        rho = log_ratio(inputs.numerator_logprobs, inputs.behavior_logprobs, mask).exp()
         return RowLoss(
             loss=(token_loss * weights).sum(),
-            sums=sums | _histograms(values["ratio"], self._rho(inputs), mask),
+            sums=sums | _histograms(values["ratio"], rho, mask),
             mismatch_abs_max=values["mismatch_abs"].max(),
         )
 
     def squares(self, row: TrajectoryRow, policy_logprobs: Tensor, given: RowGiven) -> Tensor:
-        """What `second_moment_limit` is taken of, before a step.
+        """What `limit_of` takes: [N] nats^2, one per token in the mask.
 
-        Args:
-            row: one row.
-            policy_logprobs: [T] float32 nats; of the policy about to be updated, without gradient.
-            given: as for `row_loss`.
-
-        Returns:
-            [N] nats^2; one per token in the mask.
+        `policy_logprobs` are of the policy about to be updated, without gradient.
         """
-        mask = row.loss_mask.to(policy_logprobs.device)
-        inputs = self._inputs(row, policy_logprobs, mask, given)
+        inputs = self._inputs(row, policy_logprobs, given)
+        mask = inputs.loss_mask
         return log_ratio(policy_logprobs, inputs.denominator_logprobs, mask)[mask].square()
 
     @torch.no_grad()
     def kept(self, row: TrajectoryRow, policy_logprobs: Tensor, given: RowGiven) -> Tensor:
-        """Tokens that neither the correction nor the loss drops.
+        """Tokens that neither the correction nor the loss drops, [T] bool; False outside the mask.
 
-        Args:
-            row: one row.
-            policy_logprobs: [T] float32 nats; of the policy about to be updated.
-            given: as for `row_loss`.
-
-        Returns:
-            [T] bool; False outside the loss mask.
+        `policy_logprobs` are of the policy about to be updated.
         """
-        mask = row.loss_mask.to(policy_logprobs.device)
-        inputs = self._inputs(row, policy_logprobs, mask, given)
-        _, flags = self._corrected(inputs, self._correction(row, inputs, given), given)
-        return mask & (flags["is_masked"] == 0)
+        inputs = self._inputs(row, policy_logprobs, given)
+        _, flags = self._corrected(inputs, self._correction(inputs))
+        return inputs.loss_mask & (flags["is_masked"] == 0)
 
-    def _corrected(
-        self, inputs: LossInputs, correction: Correction, given: RowGiven
-    ) -> tuple[Tensor, Diagnostics]:
+    def _correction(self, inputs: LossInputs) -> Correction:
+        return CORRECTION_FUNCTIONS[self.correction.name](inputs, self.correction)
+
+    def _corrected(self, inputs: LossInputs, correction: Correction) -> tuple[Tensor, Diagnostics]:
         """Token loss with the correction's weights; `is_masked` covers what either drops."""
-        is_applied = self.correction_name != "none"
-        if is_applied and self.loss_name in TAKES_WEIGHTS:
+        is_applied, takes_weights = self.correction.name != "none", self.loss.name in TAKES_WEIGHTS
+        if is_applied and takes_weights:
             inputs = replace(inputs, correction_weights=correction.weights)
-        token_loss, flags = self._token_loss(inputs, given)
+        token_loss, flags = loss_function(self.loss)(inputs, self.loss)
         if not is_applied:
             return token_loss, flags
         dropped = (correction.is_masked & inputs.loss_mask).to(flags["is_masked"].dtype)
         flags = flags | {"is_masked": torch.maximum(flags["is_masked"], dropped)}
-        if self.loss_name not in TAKES_WEIGHTS:
+        if not takes_weights:
             token_loss = correction.weights * token_loss
         return token_loss, flags
 
-    def _inputs(
-        self, row: TrajectoryRow, policy_logprobs: Tensor, mask: Tensor, given: RowGiven
-    ) -> LossInputs:
+    def _inputs(self, row: TrajectoryRow, policy_logprobs: Tensor, given: RowGiven) -> LossInputs:
         device = policy_logprobs.device
-        behavior = row.behavior_logprobs.to(device)
+        mask, behavior = row.loss_mask.to(device), row.behavior_logprobs.to(device)
         anchor = policy_logprobs.detach()
         if given.anchor_logprobs is not None:
             anchor = given.anchor_logprobs.to(device)
@@ -218,61 +176,34 @@ class Objective:
             "anchor_now": lambda: anchor,
             "anchor_at_sampling": lambda: _at_sampling(row, anchor),
             "behavior": lambda: behavior,
-        }[self.denominator]()
+        }[self.loss.denominator]()
         check_finite(
             mask,
             policy_logprobs=policy_logprobs,
             denominator_logprobs=denominator,
             behavior_logprobs=behavior,
         )
+        numerator = anchor if self.loss.denominator == "behavior" else denominator
+        if self.loss.name in WITHOUT_RATIO:
+            numerator = policy_logprobs.detach()
         return LossInputs(
             policy_logprobs=policy_logprobs,
             denominator_logprobs=denominator,
             behavior_logprobs=behavior,
             anchor_logprobs=anchor,
+            numerator_logprobs=numerator,
             advantages=row.advantages.to(device),
+            ages=given.policy_version - row.policy_version.to(device),
             loss_mask=mask,
             sequence_ids=row.sequence_ids.to(device),
             num_sequences=given.num_sequences,
+            limit=given.limit,
         )
-
-    def _numerator(self, inputs: LossInputs) -> Tensor:
-        """What the correction compares with behavior: where the loss's own ratio begins."""
-        if self.loss_name in WITHOUT_RATIO:
-            return inputs.policy_logprobs.detach()
-        if self.denominator == "behavior":
-            return inputs.anchor_logprobs
-        return inputs.denominator_logprobs
-
-    def _rho(self, inputs: LossInputs) -> Tensor:
-        return log_ratio(self._numerator(inputs), inputs.behavior_logprobs, inputs.loss_mask).exp()
-
-    def _correction(self, row: TrajectoryRow, inputs: LossInputs, given: RowGiven) -> Correction:
-        """The configured one; without one "truncated", which is then only measured."""
-        name = "truncated" if self.correction_name == "none" else self.correction_name
-        row_inputs = CorrectionInputs(
-            numerator_logprobs=self._numerator(inputs),
-            behavior_logprobs=inputs.behavior_logprobs,
-            policy_logprobs=inputs.policy_logprobs.detach(),
-            advantages=inputs.advantages,
-            ages=given.policy_version - row.policy_version.to(inputs.loss_mask.device),
-            loss_mask=inputs.loss_mask,
-            sequence_ids=inputs.sequence_ids,
-            num_sequences=inputs.num_sequences,
-        )
-        return CORRECTIONS[name](row_inputs, **self.correction_settings)
-
-    def _token_loss(self, inputs: LossInputs, given: RowGiven) -> tuple[Tensor, Diagnostics]:
-        settings = dict(self.loss_settings)
-        if self.needs_limit:
-            settings["limit"] = given.limit
-        return LOSSES[self.loss_name](inputs, **settings)
 
     def _kl(self, inputs: LossInputs, given: RowGiven) -> Tensor:
-        if given.reference_logprobs is None:
-            raise ValueError("the KL term needs the reference's log-probs")
+        assert given.reference_logprobs is not None
         reference = given.reference_logprobs.to(inputs.policy_logprobs.device)
-        return kl_penalty(inputs.policy_logprobs, reference, inputs.loss_mask, self.kl_estimator)
+        return kl_penalty(inputs.policy_logprobs, reference, inputs.loss_mask, self.kl.estimator)
 
 
 def _at_sampling(row: TrajectoryRow, anchor_now: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Every metric key with its unit and meaning; a key that is not here cannot be logged.
 
-Computes nothing. A `<...>` in a key stands for any name of letters, digits and underscores.
+A `<...>` in a key stands for any name of letters, digits and underscores.
 """
 
 import re

@@ -1,29 +1,31 @@
-"""Records a run: phase timers, TensorBoard, a JSON line and a console line per step, a bar.
-
-Does not reduce over ranks: what it is given holds for the whole run. Only rank 0 writes.
-"""
+"""Records a run: phase timers, TensorBoard, a JSON line and a console line per step, a bar."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
+import re
 import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
 from rollverify.hooks import StepState
-from rollverify.metrics.json_lines import open_for_resume
+from rollverify.metrics.json_lines import JsonLines
 from rollverify.metrics.names import is_declared, phase_time_key
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
-import re
+
+logger = logging.getLogger(__name__)
+
+TENSORBOARD_FOLDER = "tb"
+METRICS_FILE = "metrics.jsonl"
 
 CHARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "training": {
@@ -69,11 +71,6 @@ def _pattern(key: str) -> str:
     return re.sub(r"<\w+>", r"\\w+", key) + "$"
 
 
-logger = logging.getLogger(__name__)
-
-TENSORBOARD_FOLDER = "tb"
-METRICS_FILE = "metrics.jsonl"
-
 _CONSOLE_METRICS = (
     ("reward", "reward/mean", ".3f"),
     ("accuracy", "reward/accuracy", ".3f"),
@@ -84,66 +81,56 @@ _CONSOLE_METRICS = (
 )
 
 
+@dataclass(kw_only=True)
 class Recorder:
-    """One per process, made after the run's folder; every rank calls the same methods.
+    """Takes metrics of the whole run, already reduced over ranks; only rank 0 writes.
 
+    One per process, made after the run's folder; every rank calls the same methods.
     A run that is resumed after step s passes `resume_step=s` with the same folder: what an
     earlier process wrote for later steps is dropped, so each step appears once.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        rank: int,
-        world_size: int,
-        total_steps: int,
-        tensorboard: bool,
-        progress: bool,
-        resume_step: int = 0,
-    ) -> None:
-        """Open the files on rank 0.
+    folder: Path
+    rank: int
+    """Global."""
 
-        Args:
-            folder: the run's folder; made if missing.
-            rank: this process's global rank.
-            world_size: number of processes; shown, not used to scale anything.
-            total_steps: last step of the run, for the bar and the console line.
-            tensorboard: write `<folder>/tb`.
-            progress: draw a bar, if stderr is a terminal.
-            resume_step: last step that is kept from an earlier process; 0 for a new run.
+    world_size: int
+    total_steps: int
+    """Last step of the run, for the bar and the console line."""
 
-        Raises:
-            OSError: if the folder cannot be written.
-        """
-        self._total_steps = total_steps
-        self._resume_step = resume_step
+    tensorboard: bool
+    progress: bool
+    """Draw a bar, if stderr is a terminal."""
+
+    resume_step: int = 0
+    unlogged_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
+    """Seconds by phase of what followed the newest line; the next one carries them."""
+
+    def __post_init__(self) -> None:
         self._step_start_s: float | None = None
-        self.unlogged_s: dict[str, float] = {}
-        """Seconds by phase of what followed the newest line; the next one carries them."""
-        self._is_writer = rank == 0
         self._writer: SummaryWriter | None = None
-        self._metrics_file: TextIO | None = None
         self._bar: tqdm[NoReturn] | None = None
-        if not self._is_writer:
+        self._lines = JsonLines(
+            self.folder / METRICS_FILE,
+            rank=self.rank,
+            resume_step=self.resume_step,
+            every_step=True,
+        )
+        if self.rank != 0:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        self._metrics_file = open_for_resume(folder / METRICS_FILE, resume_step, every_step=True)
-        if tensorboard:
-            self._writer = _open_tensorboard(folder / TENSORBOARD_FOLDER, resume_step)
-        logger.info("recording to %s (world size %d)", folder, world_size)
-        if progress and sys.stderr.isatty():
+        if self.tensorboard:
+            self._writer = _open_tensorboard(self.folder / TENSORBOARD_FOLDER, self.resume_step)
+        logger.info("recording to %s (world size %d)", self.folder, self.world_size)
+        if self.progress and sys.stderr.isatty():
             self._bar = tqdm(
-                total=total_steps, initial=resume_step, unit="step", dynamic_ncols=True
+                total=self.total_steps, initial=self.resume_step, unit="step", dynamic_ncols=True
             )
 
     @contextmanager
     def phase(self, name: str, state: StepState | None = None) -> Generator[None]:
         """Time a phase into `state.phase_s` and the metric `time/<name>_s`, also if it fails.
 
-        Args:
-            name: of the phase.
-            state: the iteration's; None for what follows its line, which the next line carries.
+        Without a state it is one that follows the step's line; the next line carries it.
         """
         start_s = time.perf_counter()
         if self._step_start_s is None:
@@ -164,9 +151,6 @@ class Recorder:
         Adds `time/step_s`, the time since the first phase of the step began, and the seconds of
         what followed the line before.
 
-        Args:
-            state: the iteration's state; metrics already reduced over ranks.
-
         Raises:
             ValueError: on every rank, if a metric key is not declared.
         """
@@ -182,15 +166,13 @@ class Recorder:
         state.phase_s = {**self.unlogged_s, **state.phase_s}
         state.metrics |= {phase_time_key(name): s for name, s in self.unlogged_s.items()}
         self.unlogged_s = {}
-        if self._metrics_file is not None:
-            self._metrics_file.write(_json_line(state))
-            self._metrics_file.flush()
+        self._lines.write(state.step, [_finite(state.metrics)])
         if self._writer is not None:
             for key, value in state.metrics.items():
                 self._writer.add_scalar(key, float(value), state.step)
             self._writer.flush()
-        if self._is_writer:
-            logger.info("%s", console_line(state, self._total_steps))
+        if self.rank == 0:
+            logger.info("%s", console_line(state, self.total_steps))
         if self._bar is not None:
             self._bar.update(state.step - self._bar.n)
 
@@ -203,7 +185,7 @@ class Recorder:
 
     def log_config(self, json_text: str) -> None:
         """Write the resolved configuration to TensorBoard, at the step the process starts from."""
-        self.log_text("config", json_text, self._resume_step)
+        self.log_text("config", json_text, self.resume_step)
 
     def close(self) -> None:
         """Close the files and the bar; may be called twice."""
@@ -211,9 +193,8 @@ class Recorder:
             self._bar.close()
         if self._writer is not None:
             self._writer.close()
-        if self._metrics_file is not None:
-            self._metrics_file.close()
-        self._bar = self._writer = self._metrics_file = None
+        self._lines.close()
+        self._bar = self._writer = None
 
 
 def console_line(state: StepState, total_steps: int) -> str:
@@ -231,11 +212,10 @@ def console_line(state: StepState, total_steps: int) -> str:
     return " | ".join(parts)
 
 
-def _json_line(state: StepState) -> str:
-    """The step as one JSON line; a value that JSON cannot hold (NaN, infinity) becomes null."""
-    values = {key: float(value) for key, value in sorted(state.metrics.items())}
-    finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
-    return json.dumps({"step": state.step, **finite}, allow_nan=False) + "\n"
+def _finite(metrics: dict[str, float]) -> dict[str, float | None]:
+    """By sorted key; a value that JSON cannot hold (NaN, infinity) becomes None."""
+    values = {key: float(value) for key, value in sorted(metrics.items())}
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
 
 def _open_tensorboard(folder: Path, resume_step: int) -> SummaryWriter:

@@ -16,22 +16,10 @@ from rollverify.metrics.recorder import METRICS_FILE, TENSORBOARD_FOLDER
 def summary_table(rows: Sequence[Sequence[str]]) -> str:
     """Align rows of cells into a table; the first row is the header.
 
-    The first column is aligned left, the others right, as numbers are.
-
-    Args:
-        rows: cells as they shall appear; every row as long as the first.
-
-    Returns:
-        The lines joined by newlines, without a trailing one; "" without rows.
-
-    Raises:
-        ValueError: if a row has another length than the header.
+    The first column is aligned left, the others right, as numbers are. No newline at the end.
     """
     if not rows:
         return ""
-    for number, row in enumerate(rows):
-        if len(row) != len(rows[0]):
-            raise ValueError(f"table row {number} has {len(row)} cells, header {len(rows[0])}")
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -125,16 +113,13 @@ def final_report(
     unlogged_s: Mapping[str, float],
     segment_threshold: float | None = None,
 ) -> str:
-    """Print the tables and keep them as report.txt in the run folder.
+    """Print the tables, keep them as report.txt in the run folder and return them.
 
     Args:
         folder: of the run.
         results: evaluation metrics by step; empty where evaluation was off.
         unlogged_s: seconds by phase of what followed the last line, such as its checkpoint.
-        segment_threshold: d_s, dimensionless; None where nothing is verified.
-
-    Returns:
-        The text.
+        segment_threshold: d_s; None where nothing is verified.
     """
     lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     steps = [record for line in lines if (record := json.loads(line))["step"] > 0]

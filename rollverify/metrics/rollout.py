@@ -1,35 +1,28 @@
-"""Rewards, lengths and text samples of the trajectories an iteration trains on.
+"""Rewards, lengths and text samples of the trajectories an iteration trains on; slots in use.
 
-Runs at AFTER_ROLLOUT on every rank. Changes no trajectory.
+Runs at AFTER_ROLLOUT on every rank.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
-from typing import Protocol
+from dataclasses import dataclass
+from itertools import chain, zip_longest
 
-import torch.distributed as dist
 from tensordict import TensorDict
 
-from rollverify.engine.generation import GenerationStats
+from rollverify.config.tables import MetricsConfig
 from rollverify.hooks import StepState
 from rollverify.losses.advantages import count_zero_signal_groups
 from rollverify.metrics.json_lines import SlotLog
-from rollverify.ranks import reduce_metrics
-from rollverify.rollout.dynamic_sampling import GivenUp
+from rollverify.ranks import Ranks
+from rollverify.rollout.rollouter import Rollouter
 from rollverify.rollout.trajectory import Status, stacked
 
 
 def distribution(prefix: str, values: Sequence[int]) -> dict[str, float]:
     """Metrics `<prefix>_mean`, `_p50`, `_p95` and `_max` of some counts.
 
-    Percentiles interpolate linearly between the two nearest ranks.
-
-    Args:
-        prefix: metric key without the ending, such as "rollout/response_tokens".
-        values: the counts, in any order.
-
-    Returns:
-        The four metrics; nothing if there are no values, because no number would be true.
+    Percentiles interpolate linearly between the two nearest ranks. Nothing without values, because
+    no number would be true.
     """
     if not values:
         return {}
@@ -49,64 +42,34 @@ def _percentile(ordered: Sequence[int], share: float) -> float:
     return ordered[below] + (rank - below) * (ordered[above] - ordered[below])
 
 
-class Rollouter(Protocol):
-    """What is read of the rollouter."""
-
-    @property
-    def stats(self) -> GenerationStats:
-        """Of the last phase."""
-        ...
-
-    @property
-    def given_up(self) -> GivenUp | None:
-        """Groups that dynamic sampling gave up in it; None where it is off."""
-        ...
-
-
+@dataclass(kw_only=True)
 class RolloutMetrics:
     """Hook: fills `reward/` and `rollout/` of the step's metrics, writes text samples."""
 
-    def __init__(
-        self,
-        *,
-        rollouter: Rollouter,
-        decode: Callable[[Sequence[int]], str],
-        log_text: Callable[[str, str, int], None],
-        text_samples: int,
-        text_samples_every: int,
-        epoch: Callable[[], int],
-        data_group: dist.ProcessGroup | None,
-        grading_counts: Callable[[], dict[str, int]] | None = None,
-    ) -> None:
-        """Set up.
+    rollouter: Rollouter
+    decode: Callable[[Sequence[int]], str]
+    """Ids -> text."""
 
-        Args:
-            rollouter: gives the stats of its last phase.
-            decode: ids -> text.
-            log_text: (tag, text, step); writes on rank 0 only.
-            text_samples: responses to write each time; 0 writes none.
-            text_samples_every: steps between two times.
-            epoch: epoch of the prompts just used.
-            data_group: ranks that hold different trajectories; None where there is one.
-            grading_counts: gradings since the last call that say nothing of the response, by kind;
-                None for rewards that always have a verdict.
-        """
-        self._rollouter = rollouter
-        self._decode = decode
-        self._log_text = log_text
-        self._text_samples = text_samples
-        self._text_samples_every = text_samples_every
-        self._epoch = epoch
-        self._data_group = data_group
-        self._grading_counts = grading_counts
+    log_text: Callable[[str, str, int], None]
+    """Takes tag, text and step; writes on rank 0 only."""
+
+    metrics: MetricsConfig
+    epoch: Callable[[], int]
+    """Epoch of the prompts just used."""
+
+    ranks: Ranks
+
+    grading_counts: Callable[[], dict[str, int]] = dict
+    """Gradings since the last call that say nothing of the response, by kind; {} for rewards that
+    always have a verdict."""
 
     def __call__(self, state: StepState) -> None:
-        """Reduce over ranks and write. Collective: yes, over the data ranks."""
+        """Reduce over ranks and write. Collective."""
         finished = state.finished
         rewards = stacked(finished, "reward")
         lengths = [len(t["response_ids"]) for t in finished]
         truncated = int((stacked(finished, "status") == int(Status.LENGTH)).sum())
-        stats = self._rollouter.stats
+        stats = self.rollouter.stats
         maxima = {"rollout/decode_steps": float(stats.num_steps)}
         sums = {
             "num": float(len(finished)),
@@ -123,31 +86,31 @@ class RolloutMetrics:
             "capacity": float(stats.capacity),
             "resumed": float(stats.num_resumed),
             "started": float(stats.num_started),
-            "groups": float(len({int(one["group_id"]) for one in finished})),
+            "groups": float(len({int(t["group_id"]) for t in finished})),
         }
-        given_up = self._rollouter.given_up
+        given_up = self.rollouter.given_up
         if given_up is not None:
             sums["groups_given_up"] = float(given_up.num_groups)
             sums["num_given_up"] = float(given_up.num_trajectories)
             sums["reward_given_up"] = given_up.reward
-        if self._grading_counts is not None:
-            sums |= {f"grading_{kind}": float(n) for kind, n in self._grading_counts().items()}
-        if self._data_group is not None:
-            sums, maxima = reduce_metrics(sums, maxima, self._data_group)
-            lengths = _all_lengths(lengths, self._data_group)
+        counts = self.grading_counts()
+        sums |= {f"grading_{kind}": float(number) for kind, number in counts.items()}
+        sums, maxima = self.ranks.reduce(sums, maxima)
+        lengths = list(chain.from_iterable(self.ranks.gather(lengths)))
         state.metrics |= self._from_sums(sums) | maxima
         if given_up is not None:
             state.metrics |= _with_given_up(sums)
-        if self._grading_counts is not None:
+        if counts:
             state.metrics |= {
                 "reward/grading_errors": sums["grading_error"],
                 "reward/timeouts": sums["grading_timeout"],
                 "reward/gold_unreadable": sums["grading_gold_unreadable"],
             }
         state.metrics |= distribution("rollout/response_tokens", lengths)
-        state.metrics["progress/epoch"] = self._epoch()
-        if self._text_samples and (state.step - 1) % self._text_samples_every == 0:
-            self._write_samples(finished[: self._text_samples], state.step)
+        state.metrics["progress/epoch"] = self.epoch()
+        num_samples = self.metrics.text_samples
+        if num_samples and (state.step - 1) % self.metrics.text_samples_every == 0:
+            self._write_samples(finished[:num_samples], state.step)
 
     @staticmethod
     def _from_sums(sums: dict[str, float]) -> dict[str, float]:
@@ -171,10 +134,10 @@ class RolloutMetrics:
     def _write_samples(self, trajectories: list[TensorDict], step: int) -> None:
         parts = []
         for trajectory in trajectories:
-            prompt = self._decode(trajectory["prompt_ids"].tolist())
-            response = self._decode(trajectory["response_ids"].tolist())
+            prompt = self.decode(trajectory["prompt_ids"].tolist())
+            response = self.decode(trajectory["response_ids"].tolist())
             parts.append(f"reward {trajectory['reward'].item():g}\n{prompt}{response}")
-        self._log_text("samples/responses", "\n\n".join(parts), step)
+        self.log_text("samples/responses", "\n\n".join(parts), step)
 
 
 def _with_given_up(sums: dict[str, float]) -> dict[str, float]:
@@ -188,47 +151,23 @@ def _with_given_up(sums: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _all_lengths(lengths: list[int], group: dist.ProcessGroup) -> list[int]:
-    """Response lengths of all ranks of the group. Collective: yes, over the group."""
-    gathered: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(gathered, lengths, group=group)
-    return [length for part in gathered for length in part]
-
-
+@dataclass(kw_only=True)
 class SlotTrace:
     """Hook: a line of the slot log per phase."""
 
-    def __init__(
-        self, *, rollouter: Rollouter, slot_log: SlotLog, data_group: dist.ProcessGroup | None
-    ) -> None:
-        """Set up.
-
-        Args:
-            rollouter: gives the stats of its last phase.
-            slot_log: takes a line per phase.
-            data_group: ranks that hold different trajectories; None where there is one.
-        """
-        self._rollouter = rollouter
-        self._slot_log = slot_log
-        self._data_group = data_group
+    rollouter: Rollouter
+    slot_log: SlotLog
+    ranks: Ranks
 
     def __call__(self, state: StepState) -> None:
-        """Write the phase. Collective: yes, over the data ranks."""
-        active = list(self._rollouter.stats.active)
-        lengths = [len(one["response_ids"]) for one in state.finished]
-        group = self._data_group
-        if group is not None:
-            parts: list[tuple[list[int], list[int]]] = [([], [])] * dist.get_world_size(group)
-            dist.all_gather_object(parts, (active, lengths), group=group)
-            active = summed([one for one, _ in parts])
-            lengths = [length for _, part in parts for length in part]
-        self._slot_log.write(state.step, active, lengths)
+        """Write the phase. Collective."""
+        own = [len(t["response_ids"]) for t in state.finished]
+        parts = self.ranks.gather((list(self.rollouter.stats.active), own))
+        active, lengths = zip(*parts, strict=True)
+        line = {"active": summed(active), "lengths": list(chain.from_iterable(lengths))}
+        self.slot_log.write(state.step, [line])
 
 
 def summed(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Counts of all ranks by engine step; a rank that has ended its phase runs nothing.
-
-    Args:
-        counts: of each rank, one number per engine step; lengths may differ.
-    """
+    """Counts of each rank by engine step -> of all; a rank that has ended its phase adds 0."""
     return [sum(column) for column in zip_longest(*counts, fillvalue=0)]

@@ -1,20 +1,14 @@
 """Speed, memory, sync and verification figures of an iteration. Runs at AFTER_WEIGHT_SYNC."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from rollverify.engine.weight_sync import WeightSync
 from rollverify.hooks import StepState, hook_time_key
-from rollverify.ranks import reduce_metrics
+from rollverify.ranks import Ranks
 
 GIB = 2**30
 PAGE_BYTES = 4096
-
-
-class WeightSync(Protocol):
-    """What is read of the weight transfer."""
-
-    parity_abs_max: float
-    push_s: float
 
 
 def resident_gib() -> float:
@@ -26,25 +20,20 @@ def resident_gib() -> float:
     return pages * PAGE_BYTES / GIB
 
 
+@dataclass(kw_only=True)
 class Throughput:
     """Hook: tokens per second of the two long phases, parity of the sync, memory."""
 
-    def __init__(self, *, weight_sync: WeightSync) -> None:
-        """Set up.
-
-        Args:
-            weight_sync: gives the figures of its last push.
-        """
-        self._weight_sync = weight_sync
+    weight_sync: WeightSync
 
     def __call__(self, state: StepState) -> None:
-        """Add the figures. Collective: yes, over the world."""
-        _, maxima = reduce_metrics(
+        """Add the figures. Collective over the world."""
+        _, maxima = Ranks.world().reduce(
             {},
             {
                 "memory/rss_gib": resident_gib(),
-                "sync/parity_abs_max": self._weight_sync.parity_abs_max,
-                "sync/push_s": self._weight_sync.push_s,
+                "sync/parity_abs_max": self.weight_sync.parity_abs_max,
+                "sync/push_s": self.weight_sync.push_s,
             },
         )
         metrics = state.metrics
@@ -53,7 +42,7 @@ class Throughput:
         metrics["rollout/tokens_per_s"] = metrics["rollout/num_tokens"] / rollout_s
         metrics["train/tokens_per_s"] = metrics["train/num_tokens"] / state.phase_s["train"]
         metrics["progress/policy_version"] = state.policy_version
-        if hook_time_key("ops_scoring") in metrics:
+        if "verification/scoring_s" in metrics:
             self._add_verification(state)
 
     def _add_verification(self, state: StepState) -> None:
@@ -61,6 +50,6 @@ class Throughput:
         metrics, phase_s = state.metrics, state.phase_s
         anchor_s = metrics.get(hook_time_key("anchor_scoring"), 0.0)
         step_s = sum(phase_s[name] for name in ("rollout", "train", "verify"))
-        step_s += self._weight_sync.push_s
-        metrics["verification/scoring_s"] = anchor_s + metrics[hook_time_key("ops_scoring")]
+        step_s += self.weight_sync.push_s
+        metrics["verification/scoring_s"] += anchor_s
         metrics["verification/step_frac"] = (anchor_s + phase_s["verify"]) / step_s

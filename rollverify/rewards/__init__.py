@@ -1,78 +1,59 @@
-"""Reward functions by the name used for `data.reward` in the config."""
+"""Rewards by the name used for `data.reward`: exact_answer, math, or a user's own function."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rollverify.data.prompts import Prompt
-from rollverify.errors import DataError
-from rollverify.rewards.exact_answer import answer_of, exact_answer
-from rollverify.rewards.math_answer import written_answer
-from rollverify.rewards.math_reward import MathReward
+from rollverify.errors import ConfigError, DataError
+from rollverify.rewards.exact import ExactAnswer, exact_answer
+from rollverify.rewards.function import PATTERN, FunctionReward
+from rollverify.rewards.maths import MathReward
+from rollverify.rewards.reward import Reward
+
+__all__ = ["Reward", "exact_answer", "make_reward", "readable_indices", "reward_class"]
 
 logger = logging.getLogger(__name__)
 
-Reward = Callable[[Prompt, str], float]
-"""(prompt, decoded response without special tokens) -> score of the response.
-
-It may be an object that also has `score_all`, `take_counts` and `close`, as `MathReward` has.
-"""
+BUILT_IN: dict[str, type[Reward]] = {"exact_answer": ExactAnswer, "math": MathReward}
 
 
-REWARDS: dict[str, Reward] = {"exact_answer": exact_answer}
-"""Those that need no settings and no process of their own."""
+def reward_class(name: str) -> type[Reward]:
+    """The class of a reward.
 
-AnswerOf = Callable[[str], str | None]
-"""Decoded response -> its answer as text, None where it gives none; what maj@k counts."""
-
-ANSWERS: dict[str, AnswerOf] = {"exact_answer": answer_of, "math": written_answer}
-"""By the name of the reward; one that has no such text is left out, and maj@k with it."""
-
-
-_WAIT_FOR_PROCESSES = frozenset({"math"})
-
-
-def num_graders(name: str, num_workers: int) -> int:
-    """Threads that shall grade beside the engine; 0 where a thread costs more than the grading.
-
-    Args:
-        name: of the reward.
-        num_workers: processes of a reward that has any; each serves one thread at a time.
+    Raises:
+        ConfigError: if the name cannot be one.
     """
-    return num_workers if name in _WAIT_FOR_PROCESSES else 0
+    if name not in BUILT_IN and not PATTERN.fullmatch(name):
+        raise ConfigError(
+            f"data.reward must be one of {', '.join(BUILT_IN)}, module:function or "
+            f"path/to/file.py:function, got {name!r}"
+        )
+    return BUILT_IN.get(name, FunctionReward)
 
 
 def make_reward(name: str, *, time_out_s: float, num_workers: int) -> Reward:
-    """The reward of a name; one object serves a whole run.
-
-    Args:
-        name: "exact_answer" or "math".
-        time_out_s: limit of one comparison, for rewards that use worker processes.
-        num_workers: processes, for those rewards.
+    """The reward of a name; one object serves a whole run. Limit and processes are its workers'.
 
     Raises:
-        ConfigError: if the reward needs a package that is not installed.
+        ConfigError: if the name is unknown, or a user's function cannot be loaded and called.
     """
-    if name == "math":
-        return MathReward(time_out_s=time_out_s, num_workers=num_workers)
-    return REWARDS[name]
+    kind = reward_class(name)
+    if issubclass(kind, FunctionReward):
+        return kind(name, time_out_s=time_out_s, num_workers=num_workers)
+    if issubclass(kind, MathReward):
+        return kind(time_out_s=time_out_s, num_workers=num_workers)
+    return kind()
 
 
 def readable_indices(prompts: Sequence[Prompt], reward: Reward, source: str) -> list[int]:
-    """Indices of the prompts whose answer a response can be compared with; the rest is counted.
-
-    Args:
-        prompts: of one source, in its order.
-        reward: scores a decoded response.
-        source: where they come from, for messages only.
+    """Indices of the prompts whose answer a response can be compared with; the rest is logged.
 
     Raises:
-        DataError: if no answer can be read.
+        DataError: if no answer of the source can be read.
     """
-    if not isinstance(reward, MathReward):
-        return list(range(len(prompts)))
-    bad = set(reward.unreadable(prompts))
-    names = ", ".join(repr(prompts[index].prompt_id) for index in sorted(bad)[:5])
-    if len(bad) == len(prompts):
+    bad = reward.unreadable(prompts)
+    names = ", ".join(repr(prompts[index].prompt_id) for index in bad[:5])
+    if bad and len(bad) == len(prompts):
         raise DataError(
             f"{source}: no 'answer' can be read as mathematics (ids {names}); give LaTeX or "
             "numbers, or set data.reward = 'exact_answer'"
@@ -85,15 +66,4 @@ def readable_indices(prompts: Sequence[Prompt], reward: Reward, source: str) -> 
             len(prompts),
             names,
         )
-    return [index for index in range(len(prompts)) if index not in bad]
-
-
-def counts_of(reward: Reward) -> Callable[[], dict[str, int]] | None:
-    """What counts gradings without a verdict since it was last called; None if nothing is."""
-    return reward.take_counts if isinstance(reward, MathReward) else None
-
-
-def close_reward(reward: Reward) -> None:
-    """End the processes of a reward that has any."""
-    if isinstance(reward, MathReward):
-        reward.close()
+    return sorted(set(range(len(prompts))) - set(bad))

@@ -1,8 +1,7 @@
-"""Which complete groups fill F_k: with a signal rule only those that teach something.
+"""Which complete groups fill F_k: with dynamic sampling only those that teach something.
 
 A group without signal is given up for good as soon as the phase ends, before anything scores it;
-until then it only counts. Does not run requests and does not draw the groups that take its place,
-the rollouter does; what a signal is comes in as a function of rewards.
+until then it only counts.
 
 Example, 4 groups a batch: 3 complete groups have a signal, 2 have none. The phase goes on until a
 fourth has one; the 2 are given up, and F_k holds 4 groups with signal.
@@ -11,34 +10,19 @@ fourth has one; the 2 are given up, and F_k holds 4 groups with signal.
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
-import torch.distributed as dist
 from torch import Tensor
 
+from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.errors import NoSignalError
-from rollverify.ranks import gather, sum_over_ranks
+from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.exchange import select_groups, tokens_of
 from rollverify.rollout.ledger import PromptLedger, PromptState
 from rollverify.rollout.trajectory import stacked
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SignalRule:
-    """What a group must have to be trained on, and how long to look for it."""
-
-    has_signal: Callable[[Tensor], bool]
-    """[n] float32 rewards of a whole group -> whether it is trained on."""
-
-    max_given_up: int
-    """Groups without signal that one step may give up, over all ranks, >= 0."""
-
-    at_cap: Literal["stop", "train"]
-    """With more of them and the batch not full: end the run, or fill it up with some of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,139 +35,125 @@ class GivenUp:
     """Sum of their rewards."""
 
 
+@dataclass(kw_only=True)
 class GroupChoice:
     """The complete groups of one phase, with and without signal.
 
-    Without a rule every group has one.
+    Without dynamic sampling every group has one.
     """
 
-    def __init__(
-        self,
-        *,
-        rule: SignalRule | None,
-        num_groups: int,
-        buffer: TrajectoryBuffer,
-        ledger: PromptLedger,
-        data_group: dist.ProcessGroup | None,
-        settle: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Set up.
+    dynamic_sampling: DynamicSamplingConfig
+    has_signal: Callable[[Tensor], bool]
+    """[n] float32 rewards of a whole group -> whether it teaches something."""
 
-        Args:
-            rule: None trains on every group.
-            num_groups: groups of F_k, over all ranks.
-            buffer: holds the groups.
-            ledger: learns of groups that are given up.
-            data_group: ranks that hold different groups; None where there is one.
-            settle: called before rewards are looked at; waits for those that are still missing.
-        """
-        self._settle = settle
-        self._rule = rule
-        self._num_groups = num_groups
-        self._buffer = buffer
-        self._ledger = ledger
-        self._data_group = data_group
-        self._has_signal: dict[int, bool] = {}
-        self._num_taught = 0
-        self._num_silent = 0
-        self.given_up: GivenUp | None = None if rule is None else GivenUp()
-        """Of the last phase; None without a rule."""
+    num_groups: int
+    """Groups of F_k, over all ranks."""
+
+    buffer: TrajectoryBuffer
+    ledger: PromptLedger
+    ranks: Ranks
+    settle: Callable[[], None]
+    """Waits for rewards that are still missing."""
+
+    _judged: dict[int, bool] = field(default_factory=dict[int, bool], init=False)
+    """Whether each complete group has a signal, by id."""
+
+    _num_taught: int = field(default=0, init=False)
+    _num_silent: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.given_up = GivenUp() if self.dynamic_sampling.enable else None
+        """Of the last phase; None where every group is trained on."""
 
     @property
     def num_missing(self) -> int:
         """Groups that F_k lacked at the last count, over all ranks."""
-        return max(0, self._num_groups - self._num_taught)
+        return max(0, self.num_groups - self._num_taught)
+
+    @property
+    def max_given_up(self) -> int:
+        """Groups without signal that one step may give up, over all ranks."""
+        return math.floor(self.dynamic_sampling.max_dropped_batches * self.num_groups)
 
     def begin(self) -> None:
         """Forget the last phase: what it left may have been cut and sampled again."""
-        self._has_signal = {}
+        self._judged = {}
 
     def count(self, *, has_failed: bool) -> bool:
-        """Count the complete groups of all ranks.
+        """Count the complete groups of all ranks; say whether the phase ends. Collective.
 
-        Args:
-            has_failed: whether this rank's engine has.
-
-        Returns:
-            Whether the phase ends; the same answer on every rank: F_k is full, too many groups have
-            no signal, or an engine has failed. Collective: yes, over the data ranks.
+        It does if F_k is full, too many groups have no signal, or the engine of a rank has failed.
         """
         self._judge()
-        taught = self._buffer.num_complete - len(self._silent())
+        taught = self.buffer.num_complete - len(self._silent())
         counts = [taught, len(self._silent()), int(has_failed)]
-        self._num_taught, self._num_silent, num_failed = sum_over_ranks(counts, self._data_group)
+        self._num_taught, self._num_silent, num_failed = self.ranks.sum_counts(counts)
         return num_failed > 0 or self.num_missing == 0 or self._is_at_cap()
 
     def select(self) -> list[dict[int, int]]:
-        """Choose F_k: the groups with a signal with the lowest ids.
+        """Choose F_k: the groups with a signal with the lowest ids. Collective.
 
         Returns:
-            Per data rank, tokens of its chosen groups by group id; equal on every rank. Collective:
-            yes, over the data ranks.
+            Per data rank, tokens of its chosen groups by group id; equal on every rank.
 
         Raises:
-            NoSignalError: on every rank, if too many groups have no signal and the rule says stop.
+            NoSignalError: on every rank, if too many groups have no signal and the run is to stop.
         """
-        if self._rule is not None:
+        if self.dynamic_sampling.enable:
             self.count(has_failed=False)  # The pause may have finished some more.
             if self.num_missing:
-                self._at_cap(self._rule)
+                self._at_cap()
         silent = self._silent()
-        complete = self._buffer.complete_groups()
-        taught = {g: self._buffer.group(g) for g in complete if g not in silent}
-        spare = {g: self._buffer.group(g) for g in silent}
-        return select_groups(
-            tokens_of(taught), self._num_groups, self._data_group, spare=tokens_of(spare)
-        )
+        complete = self.buffer.complete_groups()
+        taught = {g: self.buffer.group(g) for g in complete if g not in silent}
+        spare = {g: self.buffer.group(g) for g in silent}
+        return select_groups(tokens_of(taught), self.num_groups, self.ranks, spare=tokens_of(spare))
 
     def give_up(self) -> None:
         """Give up what has no signal and is not in F_k, which the caller has taken out."""
-        if self._rule is None:
+        if not self.dynamic_sampling.enable:
             return
-        held = set(self._buffer.group_ids())
-        rewards = [
-            stacked(self._buffer.pop_group(group_id, "filtered"), "reward")
-            for group_id in sorted(self._silent() & held)
-        ]
-        for group_id in self._silent() & held:
-            self._ledger.move(group_id, PromptState.FILTERED)
+        left = sorted(self._silent() & set(self.buffer.group_ids()))
+        rewards = [stacked(self.buffer.pop_group(g, "filtered"), "reward") for g in left]
+        for group_id in left:
+            self.ledger.move(group_id, PromptState.FILTERED)
         self.given_up = GivenUp(
             num_groups=len(rewards),
             num_trajectories=sum(map(len, rewards)),
-            reward=math.fsum(one.sum().item() for one in rewards),
+            reward=math.fsum(group.sum().item() for group in rewards),
         )
 
     def _judge(self) -> None:
         """Look at the groups that were completed since the last time."""
-        if self._rule is None or len(self._has_signal) == self._buffer.num_complete:
+        if not self.dynamic_sampling.enable or len(self._judged) == self.buffer.num_complete:
             return
-        self._settle()
-        for group_id in self._buffer.complete_groups():
-            if group_id not in self._has_signal:
-                rewards = stacked(self._buffer.group(group_id), "reward")
-                self._has_signal[group_id] = self._rule.has_signal(rewards)
+        self.settle()
+        for group_id in self.buffer.complete_groups():
+            if group_id not in self._judged:
+                rewards = stacked(self.buffer.group(group_id), "reward")
+                self._judged[group_id] = self.has_signal(rewards)
 
     def _silent(self) -> set[int]:
-        return {group_id for group_id, has_signal in self._has_signal.items() if not has_signal}
+        return {group_id for group_id, has_signal in self._judged.items() if not has_signal}
 
     def _is_at_cap(self) -> bool:
-        rule = self._rule
-        if rule is None or self._num_silent <= rule.max_given_up:
+        if not self.dynamic_sampling.enable or self._num_silent <= self.max_given_up:
             return False
-        return rule.at_cap == "stop" or self._num_taught + self._num_silent >= self._num_groups
+        is_filled = self._num_taught + self._num_silent >= self.num_groups
+        return self.dynamic_sampling.at_cap == "stop" or is_filled
 
-    def _at_cap(self, rule: SignalRule) -> None:
+    def _at_cap(self) -> None:
         """Say that F_k cannot be filled with groups that have a signal, or stop."""
-        found = f"{self._num_taught} of the {self._num_groups} groups of a batch have a signal"
-        if rule.at_cap == "train":
+        found = f"{self._num_taught} of the {self.num_groups} groups of a batch have a signal"
+        if self.dynamic_sampling.at_cap == "train":
             logger.warning("%s; it is filled up with groups that have none", found)
             return
-        rewards = [stacked(self._buffer.group(g), "reward") for g in sorted(self._silent())]
-        own = (math.fsum(one.sum().item() for one in rewards), sum(map(len, rewards)))
-        sums, counts = zip(*gather(own, self._data_group), strict=True)
+        rewards = [stacked(self.buffer.group(g), "reward") for g in sorted(self._silent())]
+        own = (math.fsum(group.sum().item() for group in rewards), sum(map(len, rewards)))
+        sums, counts = zip(*self.ranks.gather(own), strict=True)
         raise NoSignalError(
             f"dynamic sampling found {self._num_silent} groups without signal in one step, more "
-            f"than the {rule.max_given_up} of dynamic_sampling.max_dropped_batches; {found}, and "
+            f"than the {self.max_given_up} of dynamic_sampling.max_dropped_batches; {found}, and "
             f"the mean reward of the others is {math.fsum(sums) / max(1, sum(counts)):.3g}: the "
             "prompts are too easy or too hard for this policy; change them, raise "
             "rollout.group_size or the limit, or set dynamic_sampling.at_cap = 'train'"

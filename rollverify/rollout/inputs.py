@@ -1,14 +1,11 @@
-"""Reads what a run starts from: model folder, tokenizer, prompts; refuses what does not fit.
-
-Loads no weights and starts no engine, so a mistake is found within a second or two.
-"""
+"""The prompts that a config names, encoded and with their graders; refuses what does not fit."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.data.encoding import EncodedText, encode_prompts
 from rollverify.data.prompts import Prompt, read_prompt_set
 from rollverify.data.sources import PromptSource, SourceOptions, Use, resolve_source
@@ -17,11 +14,9 @@ from rollverify.engine.model_folder import ModelFolder
 from rollverify.errors import DataError
 from rollverify.rewards import Reward, make_reward, readable_indices
 from rollverify.rollout.prompt_queue import EncodedPrompt
-from rollverify.toy.base_model import TEST_FILE, TRAIN_FILE, base_folder
+from rollverify.toy.settings import TEST_FILE, TRAIN_FILE, base_folder
 
-if TYPE_CHECKING:
-    from rollverify.engine.model_folder import ModelFolder
-    from rollverify.rollout.prompt_queue import EncodedPrompt
+logger = logging.getLogger(__name__)
 
 
 def load_encoded(
@@ -33,23 +28,14 @@ def load_encoded(
     long_prompts: Literal["error", "drop"] = "error",
     chat: ChatTemplate | None = None,
 ) -> tuple[list[Prompt], list[EncodedPrompt]]:
-    """Prompts of a source with their token ids and graders.
+    """Prompts of a source, in its order, and the same with their token ids and graders.
 
-    Args:
-        source: where they are; a path is a file with the columns "prompt" and "answer".
-        model: tokenizer and decoder.
-        max_prompt_tokens: longest prompt allowed.
-        reward: scores a decoded response.
-        long_prompts: whether a longer one is an error or is dropped and counted.
-        chat: the model's chat template, if prompts go through it.
-
-    Returns:
-        (prompts, encoded prompts), in the order of the source; prompts whose answer the reward
-        cannot read are left out and counted in a log line.
+    A path is a file with the columns "prompt" and "answer". Prompts whose answer the reward cannot
+    read are left out and counted in a log line.
 
     Raises:
-        DataError: see `read_prompt_set` and `encode_prompts`; or an answer that nothing could
-            match.
+        DataError: if the source or a prompt cannot be read, is too long, or has an answer that
+            nothing could match.
     """
     if isinstance(source, Path):
         source = PromptSource(location=source)
@@ -74,7 +60,7 @@ def load_encoded(
 
 def _check_answer(text: EncodedText, reward: Reward) -> None:
     try:
-        reward(text.prompt, "")
+        reward.check(text.prompt)
     except DataError as error:
         raise DataError(f"{text.place}: {error}") from error
 
@@ -94,15 +80,8 @@ def encoded_batches(
         yield [by_id[prompt.prompt_id] for prompt in batch]
 
 
-logger = logging.getLogger(__name__)
-
-
 def make_run_reward(config: Config) -> Reward:
-    """One object for all prompts of a run: it may own processes.
-
-    Raises:
-        ConfigError: if the reward needs a package that is not installed.
-    """
+    """One object for all prompts of a run: it may own processes."""
     return make_reward(
         config.data.reward,
         time_out_s=config.reward.time_out_s,
@@ -111,8 +90,8 @@ def make_run_reward(config: Config) -> Reward:
 
 
 def load_inputs(
-    config: Config, model: "ModelFolder", reward: Reward
-) -> tuple[list[Prompt], list["EncodedPrompt"], list["EncodedPrompt"]]:
+    config: Config, model: ModelFolder, reward: Reward
+) -> tuple[list[Prompt], list[EncodedPrompt], list[EncodedPrompt]]:
     """Training prompts, the same with their ids and graders, and the test problems in use.
 
     There are no test problems where evaluation is off.
@@ -132,16 +111,14 @@ def load_inputs(
 
 
 def load_from(
-    config: Config, model: "ModelFolder", source: PromptSource, reward: Reward
-) -> tuple[list[Prompt], list["EncodedPrompt"]]:
+    config: Config, model: ModelFolder, source: PromptSource, reward: Reward
+) -> tuple[list[Prompt], list[EncodedPrompt]]:
     """Any prompts, worded, limited and graded as the config says.
 
     Raises:
         ConfigError: if a chat template is asked for that the model has not.
         DataError: see `load_encoded`.
     """
-    pass
-
     data = config.data
     return load_encoded(
         source,

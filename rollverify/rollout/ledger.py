@@ -1,12 +1,11 @@
 """The state of every prompt (group) that one data rank has drawn: always exactly one.
 
-Does not decide when a state changes; it refuses changes that cannot be right.
-
 Example: add(4), move(4, RUNNING), move(4, FINISHED), move(4, TRAINED): counts are 0 but for
 TRAINED 1, num_added 1.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -39,12 +38,7 @@ ALLOWED: Mapping[PromptState, frozenset[PromptState]] = {
     PromptState.PENDING: frozenset({PromptState.RUNNING}),
     PromptState.RUNNING: frozenset({PromptState.PAUSED, PromptState.FINISHED}),
     PromptState.PAUSED: frozenset(
-        {
-            PromptState.RUNNING,
-            PromptState.FINISHED,
-            PromptState.PENDING,
-            PromptState.FILTERED,
-        }
+        {PromptState.RUNNING, PromptState.FINISHED, PromptState.PENDING, PromptState.FILTERED}
     ),
     PromptState.FINISHED: frozenset({PromptState.TRAINED}),
     PromptState.TRAINED: frozenset(),
@@ -56,49 +50,39 @@ TERMINAL = (PromptState.TRAINED, PromptState.FILTERED)
 """States that nothing follows; groups in them are only counted."""
 
 
+@dataclass(kw_only=True)
 class PromptLedger:
-    """States of the groups of one data rank."""
+    """States of the groups of one data rank.
 
-    def __init__(self) -> None:
-        """Start without groups."""
-        self._live: dict[int, PromptState] = {}
-        """State by group id, of the groups whose state can still change."""
-        self._ended = dict.fromkeys(TERMINAL, 0)
-        self._num_added = 0
-        self._num_moved_in = 0
+    A group that the ledger does not hold, or that was entered twice, is a LedgerError everywhere.
+    """
 
-    @property
-    def num_added(self) -> int:
-        """Groups drawn on this rank since the start of the run."""
-        return self._num_added
+    num_added: int = field(default=0, init=False)
+    """Groups drawn on this rank since the start of the run."""
 
-    @property
-    def num_moved_in(self) -> int:
-        """Groups that came from other ranks less those that went there; over all ranks, 0."""
-        return self._num_moved_in
+    num_moved_in: int = field(default=0, init=False)
+    """Groups that came from other ranks less those that went there; over all ranks, 0."""
+
+    _live: dict[int, PromptState] = field(default_factory=dict[int, PromptState], init=False)
+    """State by group id, of the groups whose state can still change."""
+    _ended: dict[PromptState, int] = field(
+        default_factory=lambda: dict.fromkeys(TERMINAL, 0), init=False
+    )
 
     def __contains__(self, group_id: int) -> bool:
         """Whether the group was drawn here and is neither trained nor filtered."""
         return group_id in self._live
 
     def add(self, group_id: int) -> None:
-        """Enter a newly drawn group as PENDING.
-
-        Raises:
-            LedgerError: if the ledger holds it already.
-        """
+        """Enter a newly drawn group as PENDING."""
         self._enter(group_id, PromptState.PENDING)
-        self._num_added += 1
+        self.num_added += 1
 
     def move(self, group_id: int, to: PromptState) -> None:
         """Change the state of a group.
 
-        Args:
-            group_id: the group.
-            to: its next state.
-
         Raises:
-            LedgerError: if the ledger does not hold the group, or `to` cannot follow its state.
+            LedgerError: if `to` cannot follow its state.
         """
         state = self.state_of(group_id)
         if to not in ALLOWED[state]:
@@ -110,47 +94,32 @@ class PromptLedger:
             self._live[group_id] = to
 
     def release(self, group_id: int) -> PromptState:
-        """Take out a group that goes to another rank.
-
-        Returns:
-            Its state, for `adopt` there.
-
-        Raises:
-            LedgerError: if the ledger does not hold the group.
-        """
+        """Take out a group that goes to another rank; return its state, for `adopt` there."""
         state = self.state_of(group_id)
         del self._live[group_id]
-        self._num_moved_in -= 1
+        self.num_moved_in -= 1
         return state
 
     def adopt(self, group_id: int, state: PromptState) -> None:
-        """Enter a group that comes from another rank.
-
-        Args:
-            group_id: the group.
-            state: what `release` gave there.
+        """Enter a group that comes from another rank, in the state that `release` gave there.
 
         Raises:
-            LedgerError: if the ledger holds it already, or the state is one that nothing follows.
+            LedgerError: if nothing follows that state.
         """
         if state in TERMINAL:
             raise LedgerError(f"group {group_id} is {state} and cannot go to another rank")
         self._enter(group_id, state)
-        self._num_moved_in += 1
+        self.num_moved_in += 1
 
     def state_of(self, group_id: int) -> PromptState:
-        """State of a group that is neither trained nor filtered.
-
-        Raises:
-            LedgerError: if the ledger does not hold the group.
-        """
+        """State of a group that is neither trained nor filtered."""
         if group_id not in self._live:
             raise LedgerError(f"group {group_id} was never drawn here, has left, or has ended")
         return self._live[group_id]
 
     def groups_in(self, state: PromptState) -> list[int]:
         """Groups in a state that can still change, in no order."""
-        return [group_id for group_id, one in self._live.items() if one is state]
+        return [group_id for group_id, found in self._live.items() if found is state]
 
     def counts(self) -> dict[PromptState, int]:
         """Groups in each state, those that ended included."""
@@ -166,24 +135,19 @@ class PromptLedger:
             LedgerError: if a group was lost or counted twice.
         """
         counts = self.counts()
-        expected = self._num_added + self._num_moved_in
+        expected = self.num_added + self.num_moved_in
         if sum(counts.values()) != expected:
             listed = ", ".join(f"{state} {count}" for state, count in counts.items())
             raise LedgerError(
-                f"the ledger holds {sum(counts.values())} groups ({listed}); {self._num_added} "
-                f"drawn and {self._num_moved_in} moved in make {expected}"
+                f"the ledger holds {sum(counts.values())} groups ({listed}); {self.num_added} "
+                f"drawn and {self.num_moved_in} moved in make {expected}"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values.
-
-        Returns:
-            "live", a list of [group id, state] by ascending id; "num_added", "trained" and
-            "filtered", counts that may be added up over ranks.
-        """
+        """JSON values: "live", [group id, state] by ascending id, and counts."""
         live = [[group_id, str(self._live[group_id])] for group_id in sorted(self._live)]
         ended = {str(state): count for state, count in self._ended.items()}
-        return {"live": live, "num_added": self._num_added, **ended}
+        return {"live": live, "num_added": self.num_added, **ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken.
@@ -200,15 +164,15 @@ class PromptLedger:
             raise CheckpointError(
                 f"the saved prompt ledger is damaged: {error}; resume from an older checkpoint"
             ) from error
-        if len(live) != len(state["live"]) or any(one in TERMINAL for one in live.values()):
+        if len(live) != len(state["live"]) or any(s in TERMINAL for s in live.values()):
             raise CheckpointError(
                 "the saved prompt ledger is damaged: a group is listed twice or has ended; resume "
                 "from an older checkpoint"
             )
         self._live = live
-        self._ended = {one: state[str(one)] for one in TERMINAL}
-        self._num_added = state["num_added"]
-        self._num_moved_in = len(live) + sum(self._ended.values()) - self._num_added
+        self._ended = {name: state[str(name)] for name in TERMINAL}
+        self.num_added = state["num_added"]
+        self.num_moved_in = len(live) + sum(self._ended.values()) - self.num_added
 
     def _enter(self, group_id: int, state: PromptState) -> None:
         if group_id in self._live:

@@ -1,121 +1,23 @@
-"""The TensorDict of one trajectory: its keys, their types and the one place that checks them.
+"""The TensorDict of one trajectory: its keys, what grows and cuts it, and what must hold of it.
 
 A trajectory keeps its own length: tensors of different trajectories are never padded to each other.
-Does not decide what a trajectory is trained on.
+One index cuts every array of a response.
 
 Example: prompt [7, 8], response [5, 6, 1] all sampled under version 4 gives response_ids [5, 6, 1],
 behavior_logprobs of 3 nats, policy_version [4, 4, 4], segment_ids [0, 0, 0], loss_mask all True.
-`segments.py` grows and cuts it.
 """
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NotRequired, TypedDict, Unpack
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from rollverify.errors import RolloutError, UnverifiedTrajectoryError
-
-
-def num_rows(trajectory: TensorDict) -> int:
-    """Rows of routing that are held."""
-    return len(trajectory[ROUTING]) if ROUTING in trajectory else 0
-
-
-def is_routed(trajectory: TensorDict, *, except_version: int | None = None) -> bool:
-    """Whether every token that was fed to the model has its row.
-
-    Args:
-        trajectory: finished or not.
-        except_version: newest version, whose tokens need no row yet; None: all tokens need theirs.
-
-    Returns:
-        True without tokens.
-    """
-    if except_version is None:
-        return num_rows(trajectory) == num_fed_tokens(trajectory)
-    num_older = int((trajectory["policy_version"] != except_version).sum())
-    num_prompt = len(trajectory["prompt_ids"])
-    return num_older == 0 or num_rows(trajectory) >= num_prompt + num_older - 1
-
-
-def check_routed(trajectory: TensorDict) -> None:
-    """Make sure that every token has its row.
-
-    Raises:
-        RolloutError: naming the trajectory; a missing row is never filled with some expert.
-    """
-    if not is_routed(trajectory):
-        raise RolloutError(
-            f"{name_of(trajectory)}: {num_rows(trajectory)} rows of expert ids for "
-            f"{num_fed_tokens(trajectory)} tokens; the routing of some tokens was not recorded"
-        )
-
-
-def join_routing(trajectory: TensorDict, given: Tensor, *, replace: bool) -> None:
-    """Take in the routing of a context whose newest tokens are already in the trajectory.
-
-    Args:
-        trajectory: changed in place.
-        given: [F, L, K] uint8 or int16; one row for each of its F fed tokens, from the first on.
-        replace: True takes all rows as given; False keeps the rows that are held and appends the
-            others, so that each row stays the one its token was sampled with.
-
-    Raises:
-        RolloutError: if the number of rows is another, or layers, experts per token or type differ
-            from what is held.
-
-    Source:
-        Rollout routing replay (arXiv 2510.11370); to keep rows is our choice.
-    """
-    expected = num_fed_tokens(trajectory)
-    if given.ndim != 3 or len(given) != expected:
-        raise RolloutError(
-            f"{name_of(trajectory)}: routing of shape {list(given.shape)} for {expected} tokens, "
-            "one row each is needed"
-        )
-    held = num_rows(trajectory)
-    if held == 0 or replace:
-        trajectory[ROUTING] = given.clone()
-        return
-    old = trajectory[ROUTING]
-    if old.shape[1:] != given.shape[1:] or old.dtype != given.dtype:
-        raise RolloutError(
-            f"{name_of(trajectory)}: routing of {list(given.shape[1:])} {given.dtype} per token "
-            f"does not go on from {list(old.shape[1:])} {old.dtype}"
-        )
-    trajectory[ROUTING] = torch.cat([old, given[held:]])
-
-
-def num_changed_rows(trajectory: TensorDict, given: Tensor) -> int:
-    """Tokens that a new forward pass over a held context routes to other experts.
-
-    Args:
-        trajectory: holds H rows.
-        given: [>= H, L, K]; rows of the same tokens, from the first on.
-
-    Returns:
-        Held rows whose set of experts differs in some layer.
-    """
-    held = num_rows(trajectory)
-    if held == 0:
-        return 0
-    differs = trajectory[ROUTING].sort(-1).values != given[:held].sort(-1).values
-    return int(differs.flatten(1).any(1).sum())
-
-
-def cut_rows(trajectory: TensorDict) -> None:
-    """Drop the rows of tokens that are gone; call after the response was cut."""
-    if ROUTING not in trajectory:
-        return
-    expected = num_fed_tokens(trajectory)
-    if expected == 0:
-        del trajectory[ROUTING]
-    else:
-        trajectory[ROUTING] = trajectory[ROUTING][:expected].clone()
 
 
 class Status(IntEnum):
@@ -165,13 +67,14 @@ FIELDS: dict[str, Field] = {
     "verified_version": Field(torch.int64, "", "version last verified against, -1 for none"),
 }
 
+RESPONSE_KEYS = tuple(key for key, field in FIELDS.items() if field.per == "response")
+
 ROUTING = "routed_experts"
 """Key that only trajectories of mixture-of-experts models have, once routing is recorded:
-[F, L, K] ids of the experts of each fed token in each of the L layers; see `routing.py`."""
+[F, L, K] ids of the K experts of each fed token in each of the L layers."""
 
 ROUTING_DTYPES = (torch.uint8, torch.int16)
 """One byte per id up to 256 experts, else two."""
-
 
 SHARED = frozenset(("status", "group_id", "prompt_index", "sample_index", "verified_version"))
 """Keys whose equal values are one tensor in all trajectories, so they must never be written to in
@@ -179,17 +82,10 @@ place. Rewards and counters, which a hook might well add to, are not among them.
 
 
 def single_value(key: str, value: float) -> Tensor:
-    """A key's single value as a tensor.
+    """A key's single value as a tensor []; for keys of `SHARED` the same object for the same value.
 
     A tensor takes half a kilobyte beside its number, in a short response more than its tokens do,
     and most trajectories agree in most of `SHARED`.
-
-    Args:
-        key: of `FIELDS`, with one value per trajectory.
-        value: what it holds.
-
-    Returns:
-        [] of the key's dtype; for keys of `SHARED` the same object for the same value.
     """
     return _shared_value(key, value) if key in SHARED else _new_value(key, value)
 
@@ -199,6 +95,39 @@ def _new_value(key: str, value: float) -> Tensor:
 
 
 _shared_value = functools.lru_cache(maxsize=1024)(_new_value)
+
+
+def new_trajectory(
+    *,
+    prompt_ids: Sequence[int],
+    group_id: int,
+    prompt_index: int,
+    sample_index: int,
+    num_requests: int = 0,
+) -> TensorDict:
+    """A trajectory that has not begun: an empty response, status unfinished, batch size [].
+
+    `num_requests` are the sampling streams that an earlier attempt at this sample has used.
+
+    Raises:
+        ValueError: if the prompt is empty.
+    """
+    single = {
+        "status": int(Status.UNFINISHED),
+        "group_id": group_id,
+        "prompt_index": prompt_index,
+        "sample_index": sample_index,
+        "seed": 0,
+        "num_requests": num_requests,
+        "verified_version": -1,
+        "reward": 0.0,
+    }
+    values = {key: single_value(key, value) for key, value in single.items()}
+    values |= {key: torch.zeros(0, dtype=FIELDS[key].dtype) for key in RESPONSE_KEYS}
+    values["prompt_ids"] = torch.tensor(prompt_ids, dtype=torch.int64)
+    trajectory = TensorDict(values, batch_size=[])
+    validate_trajectory(trajectory)
+    return trajectory
 
 
 def validate_trajectory(trajectory: TensorDict) -> None:
@@ -243,51 +172,8 @@ def _validate_routing(trajectory: TensorDict, name: str) -> None:
 
 
 def name_of(trajectory: TensorDict) -> str:
-    """Say in words which trajectory this is, for messages and logs."""
+    """Which trajectory this is, in words for messages and logs."""
     return f"group {int(trajectory['group_id'])} sample {int(trajectory['sample_index'])}"
-
-
-def new_trajectory(
-    *,
-    prompt_ids: Sequence[int],
-    group_id: int,
-    prompt_index: int,
-    sample_index: int,
-    num_requests: int = 0,
-) -> TensorDict:
-    """Build a trajectory that has not begun: an empty response, status unfinished.
-
-    Args:
-        prompt_ids: P ids, at least one.
-        group_id: number of its group.
-        prompt_index: place of the prompt in the training set.
-        sample_index: place in the group.
-        num_requests: sampling streams that an earlier attempt at this sample has used.
-
-    Returns:
-        TensorDict with the keys of `FIELDS` and batch size [].
-
-    Raises:
-        ValueError: see `validate_trajectory`.
-    """
-    single = {
-        "status": int(Status.UNFINISHED),
-        "group_id": group_id,
-        "prompt_index": prompt_index,
-        "sample_index": sample_index,
-        "seed": 0,
-        "num_requests": num_requests,
-        "verified_version": -1,
-        "reward": 0.0,
-    }
-    values = {key: single_value(key, value) for key, value in single.items()}
-    for key, field in FIELDS.items():
-        if field.per == "response":
-            values[key] = torch.zeros(0, dtype=field.dtype)
-    values["prompt_ids"] = torch.tensor(prompt_ids, dtype=torch.int64)
-    trajectory = TensorDict(values, batch_size=[])
-    validate_trajectory(trajectory)
-    return trajectory
 
 
 def is_finished(trajectory: TensorDict) -> bool:
@@ -306,15 +192,8 @@ def num_fed_tokens(trajectory: TensorDict) -> int:
     return len(trajectory["prompt_ids"]) + num_response - 1 if num_response else 0
 
 
-def stacked(trajectories: list[TensorDict], key: str) -> Tensor:
-    """[B] values of a per-trajectory key, in order.
-
-    Args:
-        trajectories: B of them.
-        key: a key of `FIELDS` with one value per trajectory.
-
-    Returns:
-        [B], the key's dtype.
+def stacked(trajectories: Sequence[TensorDict], key: str) -> Tensor:
+    """[B] values of a key with one value per trajectory, in order.
 
     Raises:
         ValueError: if the key holds one value per token.
@@ -326,21 +205,12 @@ def stacked(trajectories: list[TensorDict], key: str) -> Tensor:
     return torch.stack([trajectory[key] for trajectory in trajectories])
 
 
-RESPONSE_KEYS = tuple(key for key, field in FIELDS.items() if field.per == "response")
-
-
-def status_after(response_ids: Sequence[int], *, stop_token_id: int, max_tokens: int) -> Status:
-    """Status of a response, from its tokens alone, whatever the engine said of its end.
+def status_after(
+    response_ids: Tensor | Sequence[int], *, stop_token_id: int, max_tokens: int
+) -> Status:
+    """Status of a whole response, from its tokens [R] alone, whatever the engine said of its end.
 
     A request may be paused in the very step that drew the stop token or the last allowed one.
-
-    Args:
-        response_ids: the whole response.
-        stop_token_id: id that ends a response.
-        max_tokens: limit of a response, >= 1.
-
-    Returns:
-        STOP where the last token is the stop token, else LENGTH at the limit, else UNFINISHED.
 
     Raises:
         RolloutError: if the response is longer than the limit.
@@ -354,43 +224,44 @@ def status_after(response_ids: Sequence[int], *, stop_token_id: int, max_tokens:
     return Status.LENGTH if len(response_ids) == max_tokens else Status.UNFINISHED
 
 
+class Request(TypedDict):
+    """How the tokens that are appended were sampled."""
+
+    policy_version: int
+    """Version that the engine held when the request was sent."""
+
+    seed: int
+    """Of the request's sampling stream."""
+
+    mask_older: NotRequired[bool]
+    """Whether tokens of older versions leave the loss."""
+
+
 def append_segment(
     trajectory: TensorDict,
     token_ids: Sequence[int],
     behavior_logprobs: Sequence[float],
-    *,
-    policy_version: int,
-    seed: int,
-    mask_older: bool = False,
+    **request: Unpack[Request],
 ) -> None:
-    """Append what one request generated.
+    """Append what one request generated: new ids, maybe none, and their log-probs in nats.
 
     A request under the version of the last token goes on with its segment, another version begins
     the next one. Status and reward are left alone.
-
-    Args:
-        trajectory: changed in place.
-        token_ids: new ids; may be empty.
-        behavior_logprobs: nats, one per new id.
-        policy_version: version that the engine held when the request was sent.
-        seed: of the request's sampling stream.
-        mask_older: True takes the tokens of older versions out of the loss.
 
     Raises:
         RolloutError: if ids and log-probs differ in number, a log-prob is not finite, or the last
             token is of a newer version.
     """
-    if len(token_ids) != len(behavior_logprobs):
+    size, policy_version = len(token_ids), request["policy_version"]
+    if size != len(behavior_logprobs):
         raise RolloutError(
-            f"{name_of(trajectory)}: {len(token_ids)} new tokens with "
-            f"{len(behavior_logprobs)} log-probs"
+            f"{name_of(trajectory)}: {size} new tokens with {len(behavior_logprobs)} log-probs"
         )
-    size = len(token_ids)
     logprobs = torch.tensor(behavior_logprobs, dtype=torch.float32)
     if not bool(logprobs.isfinite().all()):
         raise RolloutError(f"{name_of(trajectory)}: the engine gave a log-prob that is not finite")
     segment, is_resumed = _next_segment(trajectory, policy_version)
-    trajectory["seed"] = single_value("seed", seed)
+    trajectory["seed"] = single_value("seed", request["seed"])
     trajectory["num_requests"] = single_value("num_requests", int(trajectory["num_requests"]) + 1)
     if size == 0:
         return
@@ -408,7 +279,7 @@ def append_segment(
         return
     for key in RESPONSE_KEYS:
         trajectory[key] = torch.cat([trajectory[key], new[key]])
-    if mask_older:
+    if request.get("mask_older", False):
         trajectory["loss_mask"] = trajectory["policy_version"] == policy_version
 
 
@@ -427,19 +298,12 @@ def _next_segment(trajectory: TensorDict, policy_version: int) -> tuple[int, boo
 
 
 def truncate(trajectory: TensorDict, num_kept: int) -> None:
-    """Keep the first tokens of the response; the rest is gone from every array.
+    """Keep the first tokens of the response (RollVerify Algorithm 2).
 
     A response that loses a token is unfinished and has no reward. Keeping all changes nothing.
 
-    Args:
-        trajectory: changed in place.
-        num_kept: response tokens to keep, 0..R.
-
     Raises:
-        ValueError: if `num_kept` is out of range.
-
-    Source:
-        RollVerify Algorithm 2 (the offending token goes too); one index for all arrays.
+        ValueError: if it has fewer tokens than that.
     """
     size = len(trajectory["response_ids"])
     if not 0 <= num_kept <= size:
@@ -456,11 +320,6 @@ def truncate(trajectory: TensorDict, num_kept: int) -> None:
 def set_outcome(trajectory: TensorDict, status: Status, reward: float) -> None:
     """Store how the response ended, or that it has not.
 
-    Args:
-        trajectory: changed in place.
-        status: its status.
-        reward: of the whole response; 0 while unfinished.
-
     Raises:
         ValueError: if an unfinished response is given a reward.
     """
@@ -471,16 +330,7 @@ def set_outcome(trajectory: TensorDict, status: Status, reward: float) -> None:
 
 
 def is_current(trajectory: TensorDict, policy_version: int, *, verified: bool) -> bool:
-    """Whether nothing in a trajectory is older than the policy now.
-
-    Args:
-        trajectory: finished or not.
-        policy_version: version now.
-        verified: True also takes older tokens that were verified against this version.
-
-    Returns:
-        True without tokens.
-    """
+    """Whether no token is older than the policy; `verified`: or they were verified against it."""
     versions = trajectory["policy_version"]
     if len(versions) == 0 or int(versions[0]) == policy_version:
         return True
@@ -490,16 +340,96 @@ def is_current(trajectory: TensorDict, policy_version: int, *, verified: bool) -
 def check_verified(trajectories: Sequence[TensorDict], policy_version: int) -> None:
     """Make sure that every older token was verified against the policy now.
 
-    Args:
-        trajectories: finished ones that wait for their group included.
-        policy_version: version now.
+    Raises:
+        UnverifiedTrajectoryError: naming the first trajectory that was not.
+    """
+    for trajectory in trajectories:
+        if not is_current(trajectory, policy_version, verified=True):
+            raise UnverifiedTrajectoryError(
+                f"{name_of(trajectory)} was last verified against version "
+                f"{int(trajectory['verified_version'])}, the policy now is version {policy_version}"
+            )
+
+
+def num_rows(trajectory: TensorDict) -> int:
+    """Rows of routing that are held."""
+    return len(trajectory[ROUTING]) if ROUTING in trajectory else 0
+
+
+def is_routed(trajectory: TensorDict, *, except_version: int | None = None) -> bool:
+    """Whether every token that was fed to the model has its row; those of one version need none."""
+    if except_version is None:
+        return num_rows(trajectory) == num_fed_tokens(trajectory)
+    num_older = int((trajectory["policy_version"] != except_version).sum())
+    num_prompt = len(trajectory["prompt_ids"])
+    return num_older == 0 or num_rows(trajectory) >= num_prompt + num_older - 1
+
+
+def check_routed(trajectory: TensorDict) -> None:
+    """Make sure that every token has its row.
 
     Raises:
-        UnverifiedTrajectoryError: naming the first that was not.
+        RolloutError: naming the trajectory; a missing row is never filled with some expert.
     """
-    for one in trajectories:
-        if not is_current(one, policy_version, verified=True):
-            raise UnverifiedTrajectoryError(
-                f"{name_of(one)} was last verified against version "
-                f"{int(one['verified_version'])}, the policy now is version {policy_version}"
-            )
+    if not is_routed(trajectory):
+        raise RolloutError(
+            f"{name_of(trajectory)}: {num_rows(trajectory)} rows of expert ids for "
+            f"{num_fed_tokens(trajectory)} tokens; the routing of some tokens was not recorded"
+        )
+
+
+def join_routing(trajectory: TensorDict, given: Tensor, *, replace: bool) -> None:
+    """Take in the routing of a context whose newest tokens are already in the trajectory.
+
+    Rollout routing replay, arXiv 2510.11370.
+
+    Args:
+        trajectory: changed in place.
+        given: [F, L, K] uint8 or int16; one row for each of its F fed tokens, from the first on.
+        replace: True takes all rows as given; False keeps the rows that are held and appends the
+            others, so that each row stays the one its token was sampled with.
+
+    Raises:
+        RolloutError: if the number of rows is another, or layers, experts per token or type differ
+            from what is held.
+    """
+    expected = num_fed_tokens(trajectory)
+    if given.ndim != 3 or len(given) != expected:
+        raise RolloutError(
+            f"{name_of(trajectory)}: routing of shape {list(given.shape)} for {expected} tokens, "
+            "one row each is needed"
+        )
+    held = num_rows(trajectory)
+    if held == 0 or replace:
+        trajectory[ROUTING] = given.clone()
+        return
+    old = trajectory[ROUTING]
+    if old.shape[1:] != given.shape[1:] or old.dtype != given.dtype:
+        raise RolloutError(
+            f"{name_of(trajectory)}: routing of {list(given.shape[1:])} {given.dtype} per token "
+            f"does not go on from {list(old.shape[1:])} {old.dtype}"
+        )
+    trajectory[ROUTING] = torch.cat([old, given[held:]])
+
+
+def num_changed_rows(trajectory: TensorDict, given: Tensor) -> int:
+    """Held rows whose set of experts differs in some layer from a new pass over the same tokens.
+
+    `given` is [F, L, K] with at least as many rows as are held, from the first token on.
+    """
+    held = num_rows(trajectory)
+    if held == 0:
+        return 0
+    differs = trajectory[ROUTING].sort(-1).values != given[:held].sort(-1).values
+    return int(differs.flatten(1).any(1).sum())
+
+
+def cut_rows(trajectory: TensorDict) -> None:
+    """Drop the rows of tokens that are gone; call after the response was cut."""
+    if ROUTING not in trajectory:
+        return
+    expected = num_fed_tokens(trajectory)
+    if expected == 0:
+        del trajectory[ROUTING]
+    else:
+        trajectory[ROUTING] = trajectory[ROUTING][:expected].clone()

@@ -1,32 +1,25 @@
 """Runs a study and writes its report: `python -m rollverify.study train_configs/studies/NAME.toml`.
 
 What is complete is not run again and what was interrupted goes on, so the same command can be
-given until all is done. Decides nothing about the runs; the study file does.
+given until all is done.
 """
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollverify.errors import FAILURE_EXIT_CODE, RollVerifyError, exit_code
-from rollverify.study.definition import Study, read_study
-from rollverify.study.machine import known_starts, note_start, this_start
+from rollverify.errors import FAILURE_EXIT_CODE, ConfigError, RollVerifyError, exit_code
 from rollverify.study.plan import PlannedRun, narrowed, plan_runs
-from rollverify.study.records import read_run
-from rollverify.study.report import check_plots, write_report
-from rollverify.study.results import collect
 from rollverify.study.runner import Execute, LaunchedRun, plan_lines, run_all
+from rollverify.study.starts import known_starts, note_start
 from rollverify.study.status import status_of
+from rollverify.study.study_file import Study, read_study
 
 
 def main(argv: Sequence[str], execute: Execute | None = None) -> int:
-    """Do what the command line asks for; return the exit code.
-
-    Args:
-        argv: command line without the program's name.
-        execute: runs a command; the launcher if None.
-    """
+    """Do what the command line asks for; return the exit code. `execute` replaces the launcher."""
     options = _parser().parse_args(argv)
     try:
         study = narrowed(read_study(options.study), options.arms, options.seeds)
@@ -35,11 +28,16 @@ def main(argv: Sequence[str], execute: Execute | None = None) -> int:
             for line in plan_lines(runs, study.minutes_per_run):
                 _say(line)
             return 0
-        if options.plots:
-            check_plots()
+        if options.plots and importlib.util.find_spec("matplotlib") is None:
+            raise ConfigError(
+                "plots need matplotlib: pip install matplotlib (the extra 'study'), or leave them "
+                "out with --no-plots"
+            )
         stopped, failed = 0, list[str]()
         if not options.report_only:
-            stopped, failed = _run(study, runs, options.output, argv, execute)
+            note_start(options.output / study.name, argv)
+            with LaunchedRun() as launched:
+                stopped, failed = run_all(runs, study.minutes_per_run, execute or launched, _say)
         if not stopped:
             _report(study, runs, options)
         return stopped or (FAILURE_EXIT_CODE if failed else 0)
@@ -48,27 +46,18 @@ def main(argv: Sequence[str], execute: Execute | None = None) -> int:
         return exit_code(error)
 
 
-def _run(
-    study: Study,
-    runs: Sequence[PlannedRun],
-    output: Path,
-    argv: Sequence[str],
-    execute: Execute | None,
-) -> tuple[int, list[str]]:
-    note_start(output / study.name, this_start(argv))
-    if execute is not None:
-        return run_all(runs, study.minutes_per_run, execute, _say)
-    with LaunchedRun() as launched:
-        return run_all(runs, study.minutes_per_run, launched, _say)
-
-
 def _report(study: Study, runs: Sequence[PlannedRun], options: argparse.Namespace) -> None:
-    records = [read_run(run.arm, run.seed, status_of(run).folder) for run in runs]
+    # These take pandas along, which neither the help nor a plan should wait for.
+    from rollverify.study.records import read_run
+    from rollverify.study.report import write_report
+    from rollverify.study.results import collect
+
+    results = collect(study, [read_run(run.arm, run.seed, status_of(run).folder) for run in runs])
     folder = options.output / study.name
-    target = options.report_folder or folder / "report"
-    results = collect(study, records)
     owners = dict.fromkeys([folder, *(run.place.parents[1] for run in runs)])
-    starts = sorted((one for owner in owners for one in known_starts(owner)), key=_date)
+    starts = [start for owner in owners for start in known_starts(owner)]
+    starts.sort(key=lambda start: start["date"])
+    target = options.report_folder or folder / "report"
     file = write_report(results, target, starts=starts, plots=options.plots)
     for line in results.missing:
         _say(f"missing: {line}")
@@ -90,10 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--report-folder", type=Path, help="default: <output>/<study>/report")
     parser.add_argument("--no-plots", dest="plots", action="store_false", help="draw nothing")
     return parser
-
-
-def _date(start: dict[str, str]) -> str:
-    return start["date"]
 
 
 def _say(line: str) -> None:

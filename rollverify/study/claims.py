@@ -1,17 +1,21 @@
-"""Whether what a study file expected came out. The rules are fixed here, before any run.
+"""What a study file may expect, and whether it came out. The rules are fixed before any run.
 
 A claim whose data are missing is neither held nor refuted.
 """
 
+from __future__ import annotations
+
 import itertools
 import statistics
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, Field
 
 from rollverify.metrics.statistics import difference
 from rollverify.study.cost_model import cost
-from rollverify.study.definition import Claim
-from rollverify.study.results import ArmResult, Results
+
+if TYPE_CHECKING:
+    from rollverify.study.results import ArmResult, Results
 
 
 class Verdict(NamedTuple):
@@ -26,84 +30,101 @@ class Verdict(NamedTuple):
 
 
 def judge(claim: Claim, results: Results) -> Verdict:
-    """Judge one claim.
-
-    Args:
-        claim: what was expected.
-        results: what came out.
-    """
-    arms = [results.arm(name) for name in claim.arms]
-    found = [arm for arm in arms if arm is not None]
-    if len(found) < len(arms):
+    """Whether a claim holds, by the rule of its kind."""
+    arms = [arm for name in claim.names if (arm := results.arm(name)) is not None]
+    if len(arms) < len(claim.names):
         return Verdict(claim.text, None, "an arm was not run")
-    return _RULES[claim.kind](claim, found)
+    return Verdict(claim.text, *claim._rule(*arms))
 
 
-def _accuracies(claim: Claim, arms: list[ArmResult]) -> tuple[list[float], list[float], str]:
-    ours, theirs = (arm.values("mean_at_k") for arm in arms)
-    if not ours or not theirs:
-        return ours, theirs, "an arm has no final accuracy"
-    gap = statistics.fmean(ours) - statistics.fmean(theirs)
-    detail = f"{_listed(ours)} against {_listed(theirs)}; difference of means {gap:+.3f}"
-    interval = difference(ours, theirs)
-    if interval is not None:
-        detail += f", 95 % interval [{interval.low:+.3f}, {interval.high:+.3f}]"
-    return ours, theirs, detail
+class _Pair(BaseModel, extra="forbid", strict=True):
+    text: str
+    arm: str
+    other: str
+
+    @property
+    def names(self) -> list[str]:
+        return [self.arm, self.other]
 
 
-def _accuracy_below(claim: Claim, arms: list[ArmResult]) -> Verdict:
-    """Every seed of the arm lies below every seed of the other one."""
-    ours, theirs, detail = _accuracies(claim, arms)
-    held = max(ours) < min(theirs) if ours and theirs else None
-    return Verdict(claim.text, held, detail)
+class AccuracyClaim(_Pair):
+    """Final accuracies of one arm against another's."""
+
+    kind: Literal["accuracy_below", "accuracy_within_spread"]
+    """Every seed below every seed of the other arm, or the mean not below its lowest seed."""
+
+    def _rule(self, arm: ArmResult, other: ArmResult) -> tuple[bool | None, str]:
+        ours, theirs = arm.values("mean_at_k"), other.values("mean_at_k")
+        if not ours or not theirs:
+            return None, "an arm has no final accuracy"
+        gap = statistics.fmean(ours) - statistics.fmean(theirs)
+        listed = [" / ".join(f"{value:.3f}" for value in values) for values in (ours, theirs)]
+        detail = f"{listed[0]} against {listed[1]}; difference of means {gap:+.3f}"
+        interval = difference(ours, theirs)
+        if interval is not None:
+            detail += f", 95 % interval [{interval.low:+.3f}, {interval.high:+.3f}]"
+        if self.kind == "accuracy_below":
+            return max(ours) < min(theirs), detail
+        return statistics.fmean(ours) >= min(theirs), detail
 
 
-def _accuracy_within_spread(claim: Claim, arms: list[ArmResult]) -> Verdict:
-    """The arm's mean is not below the lowest seed of the other one."""
-    ours, theirs, detail = _accuracies(claim, arms)
-    held = statistics.fmean(ours) >= min(theirs) if ours and theirs else None
-    return Verdict(claim.text, held, detail)
+class StepsClaim(_Pair):
+    """fewer_decode_steps: mean decode steps of the other arm over ours reach the factor."""
+
+    kind: Literal["fewer_decode_steps"]
+    factor: float
+
+    def _rule(self, arm: ArmResult, other: ArmResult) -> tuple[bool | None, str]:
+        ours, theirs = arm.work(), other.work()
+        if ours is None or theirs is None:
+            return None, "an arm has no complete run"
+        factor = theirs.decode_steps / ours.decode_steps
+        numbers = f"{ours.decode_steps:,.0f} against {theirs.decode_steps:,.0f}"
+        return factor >= self.factor, f"{numbers}: {factor:.2f} x fewer"
 
 
-def _fewer_decode_steps(claim: Claim, arms: list[ArmResult]) -> Verdict:
-    """Mean decode steps of the other arm over those of this one reach the factor."""
-    ours, theirs = (arm.work() for arm in arms)
-    if ours is None or theirs is None:
-        return Verdict(claim.text, None, "an arm has no complete run")
-    factor = theirs.decode_steps / ours.decode_steps
-    detail = f"{ours.decode_steps:,.0f} against {theirs.decode_steps:,.0f}: {factor:.2f} x fewer"
-    return Verdict(claim.text, factor >= claim.factor, detail)
+class CostClaim(_Pair):
+    """cheaper: mean cost of decoding of the other arm over ours reaches the factor."""
+
+    kind: Literal["cheaper"]
+    factor: float
+    ratio: float
+    """c1 / c0 of the cost model."""
+
+    def _rule(self, arm: ArmResult, other: ArmResult) -> tuple[bool | None, str]:
+        ours, theirs = arm.work(), other.work()
+        if ours is None or theirs is None:
+            return None, "an arm has no complete run"
+        factor = cost(theirs, self.ratio) / cost(ours, self.ratio)
+        return factor >= self.factor, f"{factor:.2f} x cheaper at c1 / c0 = {self.ratio:g}"
 
 
-def _cheaper(claim: Claim, arms: list[ArmResult]) -> Verdict:
-    """Mean cost of decoding of the other arm over that of this one reaches the factor."""
-    ours, theirs = (arm.work() for arm in arms)
-    if ours is None or theirs is None:
-        return Verdict(claim.text, None, "an arm has no complete run")
-    factor = cost(theirs, claim.ratio) / cost(ours, claim.ratio)
-    detail = f"{factor:.2f} x cheaper at c1 / c0 = {claim.ratio:g}"
-    return Verdict(claim.text, factor >= claim.factor, detail)
+class OpsClaim(BaseModel, extra="forbid", strict=True):
+    """ops_order: mean OPS of what is trained on falls from each arm to the next."""
+
+    text: str
+    kind: Literal["ops_order"]
+    arms: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        """The arms that it is about."""
+        return self.arms
+
+    def _rule(self, *arms: ArmResult) -> tuple[bool | None, str]:
+        means = [found.mean for arm in arms if (found := arm.spread("ops_mean")) is not None]
+        if len(means) < len(arms):
+            return None, "an arm has no OPS"
+        detail = ", ".join(f"{arm.label} {ops:.2g}" for arm, ops in zip(arms, means, strict=True))
+        return all(a > b for a, b in itertools.pairwise(means)), detail
 
 
-def _ops_order(claim: Claim, arms: list[ArmResult]) -> Verdict:
-    """Mean OPS of what is trained on falls from each arm to the next."""
-    means = [arm.spread("ops_mean") for arm in arms]
-    known = [one.mean for one in means if one is not None]
-    if len(known) < len(arms):
-        return Verdict(claim.text, None, "an arm has no OPS")
-    held = all(a > b for a, b in itertools.pairwise(known))
-    named = zip(arms, known, strict=True)
-    return Verdict(claim.text, held, ", ".join(f"{arm.label} {ops:.2g}" for arm, ops in named))
+Claim = Annotated[AccuracyClaim | StepsClaim | CostClaim | OpsClaim, Field(discriminator="kind")]
 
-
-_RULES: dict[str, Callable[[Claim, list[ArmResult]], Verdict]] = {
-    "accuracy_below": _accuracy_below,
-    "accuracy_within_spread": _accuracy_within_spread,
-    "fewer_decode_steps": _fewer_decode_steps,
-    "cheaper": _cheaper,
-    "ops_order": _ops_order,
+CLAIM_KINDS: dict[str, type[BaseModel]] = {
+    "accuracy_below": AccuracyClaim,
+    "accuracy_within_spread": AccuracyClaim,
+    "fewer_decode_steps": StepsClaim,
+    "cheaper": CostClaim,
+    "ops_order": OpsClaim,
 }
-
-
-def _listed(values: list[float]) -> str:
-    return " / ".join(f"{value:.3f}" for value in values)

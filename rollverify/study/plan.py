@@ -1,18 +1,17 @@
-"""Arms x seeds -> runs, each with its place on disk and its command line. Starts and reads nothing.
+"""Arms x seeds -> runs, each with its place on disk and its config. Starts nothing.
 
 The run folder of arm a with seed s lies below `<root>/<study>/<a>/seed-<s>`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from rollverify.config.dump import to_dict, toml_value
-from rollverify.config.files import read_values
-from rollverify.config.load import load_config
-from rollverify.config.schema import Config
+from rollverify.config.dump import diff
+from rollverify.config.load import read_config, read_file
+from rollverify.config.tables import Config
 from rollverify.errors import ConfigError
-from rollverify.study.definition import Arm, Study
+from rollverify.study.study_file import Arm, Study, flat_settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -24,11 +23,8 @@ class PlannedRun:
     arm: str
     seed: int
     place: Path
-    """Folder that holds the run folder, and the log of its output."""
-    argv: tuple[str, ...]
-    """Command line of a new run, without the program."""
+    """Folder of its config file, of the run folder, and of the log of its output."""
     config: Config
-    """What that command line means."""
 
     @property
     def name(self) -> str:
@@ -39,73 +35,42 @@ class PlannedRun:
 def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
     """Every run, all arms of the first seed first, so that each seed is a whole comparison.
 
-    Args:
-        study: arms and seeds.
-        root: folder below which studies keep their runs.
+    Raises:
+        ConfigError: see `config_of`.
+    """
+    runs = []
+    for seed in study.seeds:
+        for arm in study.arms:
+            place = root / (arm.runs_of or study.name) / arm.name / f"seed-{seed}"
+            own = {"run.name": arm.name, "run.seed": seed, "run.output_dir": place.as_posix()}
+            config = config_of(study, arm, own)
+            runs.append(PlannedRun(arm=arm.name, seed=seed, place=place, config=config))
+    return runs
+
+
+def config_of(study: Study, arm: Arm, own: Mapping[str, object] | None = None) -> Config:
+    """The config of an arm: its files, over them the settings of the study, its own, and `own`.
 
     Raises:
-        ConfigError: an arm's config does not load, or a setting of the study is changed by a config
-            file of the arm, which it would silently win over.
+        ConfigError: it does not load, or a setting of the study is changed by a config file of the
+            arm, which it would silently win over.
     """
-    return [_planned(study, arm, seed, root) for seed in study.seeds for arm in study.arms]
-
-
-def narrowed(study: Study, arms: Sequence[str], seeds: Sequence[int]) -> Study:
-    """The study with only some arms and seeds; an empty list keeps all. Claims are kept whole.
-
-    Raises:
-        ConfigError: an arm or a seed that the study does not have.
-    """
-    unknown = [one for one in arms if one not in {arm.name for arm in study.arms}]
-    unknown += [str(one) for one in seeds if one not in study.seeds]
-    if unknown:
-        raise ConfigError(f"study {study.name} has no arm or seed {', '.join(unknown)}")
-    return replace(
-        study,
-        arms=tuple(arm for arm in study.arms if not arms or arm.name in arms),
-        seeds=tuple(seed for seed in study.seeds if not seeds or seed in seeds),
-    )
-
-
-def changed_by(arm: Arm, baseline: Arm) -> list[str]:
-    """Settings that an arm changes against another one, as lines "key: theirs -> ours"."""
-    ours, theirs = _flat(_config_of(arm)), _flat(_config_of(baseline))
-    return [
-        f"{key}: {toml_value(theirs[key])} -> {toml_value(value)}"
-        for key, value in ours.items()
-        if theirs[key] != value and key != "run.name"
-    ]
-
-
-def as_flags(settings: Mapping[str, object]) -> list[str]:
-    """Settings as words of a command line."""
-    words: list[str] = []
-    for key, value in settings.items():
-        text = value if isinstance(value, str) else toml_value(value)
-        words += ["--" + key.replace("_", "-"), text]
-    return words
-
-
-def _planned(study: Study, arm: Arm, seed: int, root: Path) -> PlannedRun:
-    place = root / (arm.runs_of or study.name) / arm.name / f"seed-{seed}"
-    own = {"run.name": arm.name, "run.seed": seed, "run.output_dir": place.as_posix()}
+    document: dict[str, dict[str, object]] = {}
+    for key, value in {**study.settings_of(arm), **(own or {})}.items():
+        table, _, name = key.partition(".")
+        document.setdefault(table, {})[name] = value
     try:
-        argv = _arguments(arm) + as_flags(own)
-        config = load_config(argv).config
+        config = read_config([_found(file) for file in study.files_of(arm)], document)
     except ConfigError as error:
         raise ConfigError(f"arm {arm.name}: {error}") from None
-    return PlannedRun(arm=arm.name, seed=seed, place=place, argv=tuple(argv), config=config)
-
-
-def _arguments(arm: Arm) -> list[str]:
-    files = [_found(file) for file in arm.config_files]
-    for file in files[1:]:
-        for key in sorted(set(read_values(file)) & arm.inherited):
+    for file in map(_found, arm.config_files):
+        in_file = flat_settings(read_file(file))
+        for key in sorted(in_file.keys() & study.settings.keys() - arm.settings.keys()):
             raise ConfigError(
-                f"{key} is set by {file} and by the study's settings, which would win; "
-                "repeat it in the arm's settings or leave it out of the study's"
+                f"arm {arm.name}: {key} is set by {file} and by the study's settings, which would "
+                "win; repeat it in the arm's settings or leave it out of the study's"
             )
-    return [word for file in files for word in ("--config", file)] + as_flags(arm.settings)
+    return config
 
 
 def _found(file: str) -> str:
@@ -114,12 +79,22 @@ def _found(file: str) -> str:
     return str(beside) if not Path(file).is_file() and beside.is_file() else file
 
 
-def _config_of(arm: Arm) -> Config:
-    return load_config(_arguments(arm)).config
+def narrowed(study: Study, arms: Sequence[str], seeds: Sequence[int]) -> Study:
+    """The study with only some arms and seeds; an empty list keeps all. Claims are kept whole.
+
+    Raises:
+        ConfigError: an arm or a seed that the study does not have.
+    """
+    kept_arms = [arm for arm in study.arms if not arms or arm.name in arms]
+    kept_seeds = [seed for seed in study.seeds if not seeds or seed in seeds]
+    unknown = [name for name in arms if name not in {arm.name for arm in kept_arms}]
+    unknown += [str(seed) for seed in seeds if seed not in kept_seeds]
+    if unknown:
+        raise ConfigError(f"study {study.name} has no arm or seed {', '.join(unknown)}")
+    return study.model_copy(update={"arms": kept_arms, "seeds": kept_seeds})
 
 
-def _flat(config: Config) -> dict[str, object]:
-    tables = to_dict(config)
-    return {
-        f"{table}.{key}": value for table, values in tables.items() for key, value in values.items()
-    }
+def changed_by(study: Study, arm: Arm, baseline: Arm) -> list[str]:
+    """Settings that an arm changes against another one, as lines "key: theirs -> ours"."""
+    lines = diff(config_of(study, baseline), config_of(study, arm))
+    return [line for line in lines if not line.startswith("run.name:")]

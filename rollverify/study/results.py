@@ -1,29 +1,28 @@
-"""The runs of a study by arm: figures over seeds, the fitted cost model, accuracy at equal cost.
-
-Reads no files and formats nothing.
-"""
+"""The runs of a study by arm: figures over seeds, the fitted cost model, accuracy at equal cost."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import pandas as pd
 
 from rollverify.metrics.statistics import Spread, spread
-from rollverify.study.cost_model import CostFit, PhaseWork, accuracy_at, fit_cost
-from rollverify.study.definition import Study
-from rollverify.study.figures import FIGURES
-from rollverify.study.phases import accuracy_over_cost, phase_works, work_of
+from rollverify.study.cost_model import CostFit, Work, accuracy_at, fit_cost
+from rollverify.study.figures import FIGURES, accuracy_points, figures_of, phases, work_of
 from rollverify.study.records import RunRecord
+from rollverify.study.study_file import Study
 
 
-@dataclass(kw_only=True, frozen=True)
+@dataclass(frozen=True)
 class ArmResult:
     """All runs of an arm."""
 
     name: str
     label: str
-    records: tuple[RunRecord, ...]
+    records: list[RunRecord]
     """One per seed, in the order of the study; also of runs that are missing."""
-    figures: Mapping[str, tuple[float | None, ...]]
+    figures: dict[str, list[float | None]]
     """Every figure of each run; None where its data are missing."""
 
     def values(self, figure: str) -> list[float]:
@@ -34,20 +33,18 @@ class ArmResult:
         """Mean and spread of a figure; None without values."""
         return spread(self.values(figure))
 
-    def work(self) -> PhaseWork | None:
+    def work(self) -> Work | None:
         """Mean work of a complete run; None without one."""
         found = [work for record in self.records if (work := work_of(record)) is not None]
-        if not found:
-            return None
-        return PhaseWork(*(statistics.fmean(column) for column in zip(*found, strict=True)))
+        return Work(*map(statistics.fmean, zip(*found, strict=True))) if found else None
 
 
-@dataclass(kw_only=True, frozen=True)
+@dataclass(frozen=True)
 class Results:
     """All runs of a study."""
 
     study: Study
-    arms: tuple[ArmResult, ...]
+    arms: list[ArmResult]
     fit: CostFit | None
     """Of the phases of all runs together."""
 
@@ -63,76 +60,59 @@ class Results:
     @property
     def missing(self) -> list[str]:
         """What is missing, each line with the run and its folder."""
-        records = [record for arm in self.arms for record in arm.records]
-        return [f"{_place(record)}: {what}" for record in records for what in record.missing]
+        return [
+            f"{record.name}{f' ({record.folder.name})' if record.folder else ''}: {what}"
+            for arm in self.arms
+            for record in arm.records
+            for what in record.missing
+        ]
 
 
-def _place(record: RunRecord) -> str:
-    return f"{record.name} ({record.folder.name})" if record.folder else record.name
+def collect(study: Study, records: Sequence[RunRecord]) -> Results:
+    """Group records, in the order of the plan, by arm."""
+    arms = []
+    for arm in study.arms:
+        own = [record for record in records if record.arm == arm.name]
+        found = [figures_of(record) for record in own]
+        figures = {name: [values[name] for values in found] for name in FIGURES}
+        arms.append(ArmResult(arm.name, arm.label, own, figures))
+    return Results(study, arms, fit_cost(pd.concat([phases(record) for record in records])))
 
 
-@dataclass(kw_only=True, frozen=True)
-class EqualCost:
+class EqualCost(NamedTuple):
     """Accuracy of each arm when it has cost as much as the cheapest one in all."""
 
     budget: float
     """In units of c0, or seconds."""
     cheapest: str
     """Label of the arm that sets it."""
-    accuracies: Mapping[str, tuple[float, ...]]
+    accuracies: dict[str, list[float]]
     """Of the runs of each arm that have one."""
 
 
-def collect(study: Study, records: Sequence[RunRecord]) -> Results:
-    """Group records by arm.
-
-    Args:
-        study: arms and seeds.
-        records: one per run, in any order.
-    """
-    arms = []
-    for arm in study.arms:
-        own = sorted(
-            (one for one in records if one.arm == arm.name),
-            key=lambda record: study.seeds.index(record.seed),
-        )
-        figures = {
-            name: tuple(figure.compute(record) for record in own)
-            for name, figure in FIGURES.items()
-        }
-        arms.append(ArmResult(name=arm.name, label=arm.label, records=tuple(own), figures=figures))
-    phases = [phase for record in records for phase in phase_works(record)]
-    return Results(study=study, arms=tuple(arms), fit=fit_cost(phases))
-
-
 def at_equal_cost(results: Results, ratio: float | None) -> EqualCost | None:
-    """Compare the arms at the cost of the cheapest one.
+    """Compare the arms at the cost of the cheapest by c1 / c0, or by measured seconds if None.
 
-    Args:
-        results: of the study.
-        ratio: c1 / c0; None counts measured seconds.
-
-    Returns:
-        The comparison; None if no run is complete and evaluated.
+    None if no run is complete and evaluated.
     """
     points = {
         arm.name: [
             found
             for record in arm.records
-            if work_of(record) and (found := accuracy_over_cost(record, ratio))
+            if record.is_complete and (found := accuracy_points(record, ratio))
         ]
         for arm in results.arms
     }
     totals = {
-        name: statistics.fmean(one[-1][0] for one in runs) for name, runs in points.items() if runs
+        arm.label: statistics.fmean(run[-1][0] for run in points[arm.name])
+        for arm in results.arms
+        if points[arm.name]
     }
     if not totals:
         return None
-    cheapest = min(totals, key=lambda name: totals[name])
-    budget = totals[cheapest]
+    cheapest, budget = min(totals.items(), key=lambda total: total[1])
     accuracies = {
-        name: tuple(a for one in runs if (a := accuracy_at(one, budget)) is not None)
+        name: [a for run in runs if (a := accuracy_at(run, budget)) is not None]
         for name, runs in points.items()
     }
-    label = next(arm.label for arm in results.arms if arm.name == cheapest)
-    return EqualCost(budget=budget, cheapest=label, accuracies=accuracies)
+    return EqualCost(budget, cheapest, accuracies)

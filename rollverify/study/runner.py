@@ -1,60 +1,35 @@
 """Carries a plan out: starts what is missing, resumes what was interrupted, says how long it takes.
 
-The runs themselves are ordinary runs of the ordinary launcher; nothing of them is decided here.
+The runs themselves are ordinary runs of the ordinary launcher.
 """
 
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from rollverify.checkpoint.run_folder import CONFIG_TOML, write_config
 from rollverify.launch.shutdown import die_with_parent
-from rollverify.metrics.recorder import METRICS_FILE
 from rollverify.study.plan import PlannedRun
-from rollverify.study.status import (
-    Progress,
-    RunStatus,
-    read_lines,
-    remaining_s,
-    status_of,
-    step_seconds,
-)
+from rollverify.study.status import Progress, RunStatus, seconds_left, status_of
 
-LOG_FILE = "output.log"
 LAUNCHER = (sys.executable, "-m", "rollverify.launch", "--nproc", "1", "--")
-POLL_S = 1.0
 SAY_EVERY_S = 60.0
 
 Execute = Callable[[Sequence[str], Path, Callable[[], None]], int]
-"""(command, log file, called every second) -> exit code, negative or above 128 for a signal."""
-
-Say = Callable[[str], None]
-
-
-def command_of(run: PlannedRun, status: RunStatus) -> list[str]:
-    """What starts the run or goes on with it."""
-    if status.progress is Progress.RESUMABLE:
-        return [*LAUNCHER, "--resume", str(status.folder)]
-    return [*LAUNCHER, *run.argv]
+"""(command, log file, called every minute) -> exit code, negative or above 128 for a signal."""
 
 
 def plan_lines(runs: Sequence[PlannedRun], guess_minutes: float) -> list[str]:
-    """The plan with what is done of it, and the time it needs.
-
-    Args:
-        runs: the plan.
-        guess_minutes: minutes of a run, until runs have been measured.
+    """The plan with what is done of it, and the time it needs; see `seconds_left`.
 
     Raises:
         ConfigError: a run folder was made with other settings.
     """
-    statuses = [status_of(run) for run in runs]
-    step_s = step_seconds(runs, statuses, guess_minutes)
-    left = [remaining_s(r, s, step_s[r.arm]) for r, s in zip(runs, statuses, strict=True)]
+    statuses, left = [status_of(run) for run in runs], seconds_left(runs, guess_minutes)
     lines = [
         f"{run.name}: {_words(status, run)}, {in_words(seconds)} left  [{run.place}]"
         for run, status, seconds in zip(runs, statuses, left, strict=True)
@@ -65,88 +40,74 @@ def plan_lines(runs: Sequence[PlannedRun], guess_minutes: float) -> list[str]:
 
 
 def run_all(
-    runs: Sequence[PlannedRun], guess_minutes: float, execute: Execute, say: Say
+    runs: Sequence[PlannedRun], guess_minutes: float, execute: Execute, say: Callable[[str], None]
 ) -> tuple[int, list[str]]:
     """Carry out what is left of a plan; a run that fails does not stop the others.
 
-    Args:
-        runs: the plan.
-        guess_minutes: minutes of a run, until runs have been measured.
-        execute: runs a command.
-        say: takes lines about the progress.
-
     Returns:
-        (exit code of the signal that stopped the study or 0; the runs that failed, with reasons).
+        (exit code of the signal that stopped the study or 0; names of the runs that failed).
 
     Raises:
         ConfigError: a run folder was made with other settings; nothing is started then.
     """
-    for run in runs:
-        status_of(run)
+    seconds_left(runs, guess_minutes)
     failed: list[str] = []
+
+    def left() -> str:
+        return f"about {in_words(sum(seconds_left(runs, guess_minutes)))} left"
+
     for number, run in enumerate(runs, 1):
-        status = status_of(run)
+        status, log = status_of(run), run.place / "output.log"
         title = f"[{number}/{len(runs)}] {run.name}"
         if status.progress is Progress.COMPLETE:
             say(f"{title}: complete already")
             continue
         say(f"{title}: {_words(status, run)}, starting")
-        run.place.mkdir(parents=True, exist_ok=True)
-        watch = _Watch(runs, run, guess_minutes, lambda text, title=title: say(f"{title}: {text}"))
-        code = execute(command_of(run, status), run.place / LOG_FILE, watch)
+
+        def watch(run: PlannedRun = run, title: str = title) -> None:
+            say(f"{title}: step {status_of(run).last_step}/{run.config.training.steps}; {left()}")
+
+        code = execute(_command(run, status), log, watch)
         if code < 0 or code > 128:
             say(f"{title}: stopped; the same command goes on from here")
             return 128 - code if code < 0 else code, failed
         if code or status_of(run).progress is not Progress.COMPLETE:
-            failed.append(f"{run.name} (exit code {code}, see {run.place / LOG_FILE})")
-            say(f"{title}: failed with exit code {code}, see {run.place / LOG_FILE}")
+            failed.append(run.name)
+            say(f"{title}: failed with exit code {code}, see {log}")
         else:
-            say(f"{title}: done; {_left(runs, guess_minutes)} left")
+            say(f"{title}: done; {left()}")
     return 0, failed
 
 
-class _Watch:
-    """Says now and then how far the running one is."""
-
-    def __init__(
-        self, runs: Sequence[PlannedRun], run: PlannedRun, guess_minutes: float, say: Say
-    ) -> None:
-        self._runs, self._run, self._guess_minutes, self._say = runs, run, guess_minutes, say
-        self._next_s = time.monotonic() + SAY_EVERY_S
-
-    def __call__(self) -> None:
-        if time.monotonic() < self._next_s:
-            return
-        self._next_s = time.monotonic() + SAY_EVERY_S
-        files = sorted(self._run.place.glob(f"*/{METRICS_FILE}"), key=lambda f: f.stat().st_mtime)
-        step = max((int(one["step"]) for one in read_lines(files[-1])), default=0) if files else 0
-        total = self._run.config.training.steps
-        self._say(f"step {step}/{total}; {_left(self._runs, self._guess_minutes)} left")
+def _command(run: PlannedRun, status: RunStatus) -> list[str]:
+    """What goes on with the run, or starts it from a config file of its own."""
+    if status.progress is Progress.RESUMABLE:
+        return [*LAUNCHER, "--resume", str(status.folder)]
+    run.place.mkdir(parents=True, exist_ok=True)
+    write_config(run.place, run.config)
+    return [*LAUNCHER, "--config", str(run.place / CONFIG_TOML)]
 
 
 class LaunchedRun:
     """Runs commands one after the other; a signal to us reaches the run once and ends the study."""
 
     def __init__(self) -> None:
-        """No signal has come."""
-        self._signals: list[int] = []
+        self._signal = 0
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "LaunchedRun":
-        """Take over the signals."""
         numbers = (signal.SIGINT, signal.SIGTERM)
         self._old = {number: signal.signal(number, self._pass_on) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give them back."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
     def __call__(self, command: Sequence[str], log: Path, watch: Callable[[], None]) -> int:
         """Run a command to its end; see `Execute`."""
-        if self._signals:
-            return 128 + self._signals[0]
+        if self._signal:
+            return 128 + self._signal
         with log.open("ab") as output:
             self._child = subprocess.Popen(
                 command,
@@ -159,15 +120,15 @@ class LaunchedRun:
             )
         while True:
             try:
-                code = self._child.wait(POLL_S)
+                code = self._child.wait(SAY_EVERY_S)
                 break
             except subprocess.TimeoutExpired:
                 watch()
         self._child = None
-        return 128 + self._signals[0] if self._signals else code
+        return 128 + self._signal if self._signal else code
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(number)
+        self._signal = self._signal or number
         if self._child is not None:
             self._child.send_signal(number)
 
@@ -176,14 +137,6 @@ def in_words(seconds: float) -> str:
     """Seconds as hours and minutes."""
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-
-
-def _left(runs: Sequence[PlannedRun], guess_minutes: float) -> str:
-    """Time that the study still needs; a running one counts by its last logged step."""
-    statuses = [status_of(run) for run in runs]
-    step_s = step_seconds(runs, statuses, guess_minutes)
-    pairs = zip(runs, statuses, strict=True)
-    return "about " + in_words(sum(remaining_s(r, s, step_s[r.arm]) for r, s in pairs))
 
 
 def _words(status: RunStatus, run: PlannedRun) -> str:

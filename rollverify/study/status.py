@@ -1,14 +1,16 @@
-"""How far each planned run is, read from its folder. Starts nothing and deletes nothing."""
+"""How far each planned run is, read from its folder, and the time that is left."""
 
 import json
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from rollverify.checkpoint.run_folder import changed_settings
-from rollverify.config.schema import Config
+from rollverify.config.tables import Config
 from rollverify.errors import ConfigError
 from rollverify.metrics.recorder import METRICS_FILE
 from rollverify.study.plan import PlannedRun
@@ -17,33 +19,28 @@ START_UP_S = 40.0
 """Seconds of a run outside its steps: imports, engine, first evaluation, export."""
 
 GREEDY_KEY = "eval/greedy_accuracy"
-PLACES = ("run.output_dir", "prepare.cache_dir")
+PLACES = ("run.output_dir:", "prepare.cache_dir:")
 """Settings that may differ between a run and the plan: they do not change the result."""
-
-_COMPLETE_CHECKPOINT = re.compile(r"step-\d+")
 
 
 class Progress(StrEnum):
     """What is to be done about a run."""
 
-    ABSENT = "not started"
-    """It starts from the beginning; so does one that was killed before its first checkpoint."""
-    RESUMABLE = "interrupted"
-    """It goes on from its newest checkpoint."""
-    COMPLETE = "complete"
-    """Nothing: metrics of every step and the final evaluation are there."""
+    ABSENT = "not started"  # so is one that was killed before its first checkpoint
+    RESUMABLE = "interrupted"  # it goes on from its newest checkpoint
+    COMPLETE = "complete"  # metrics of every step and the final evaluation are there
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RunStatus:
     """How far a run is."""
 
-    progress: Progress
-    folder: Path | None
+    progress: Progress = Progress.ABSENT
+    folder: Path | None = None
     """Its run folder; None where there is none."""
-    last_step: int
+    last_step: int = 0
     """Last step that is logged; what comes after the newest checkpoint is done again."""
-    step_s: float | None
+    step_s: float | None = None
     """Mean seconds of a step, evaluations included; None before the first."""
 
 
@@ -56,116 +53,76 @@ def status_of(run: PlannedRun) -> RunStatus:
     Raises:
         ConfigError: a folder that would be used was made with other settings.
     """
-    folders = sorted((one for one in run.place.glob("*") if one.is_dir()), key=_age)
+    folders = [path for path in run.place.glob("*") if path.is_dir()]
+    folders.sort(key=lambda folder: (folder.stat().st_mtime, folder.name), reverse=True)
     statuses = [_folder_status(folder, run.config) for folder in folders]
-    for wanted in Progress.COMPLETE, Progress.RESUMABLE, Progress.ABSENT:
-        for status in reversed(statuses):
-            if status.progress is wanted:
-                if wanted is not Progress.ABSENT:
-                    _refuse_other_settings(run, status)
-                return status
-    return RunStatus(progress=Progress.ABSENT, folder=None, last_step=0, step_s=None)
-
-
-def is_complete(records: Sequence[dict[str, float]], config: Config) -> bool:
-    """Whether every step is logged, and evaluated at the end if the config evaluates.
-
-    Args:
-        records: lines of metrics.jsonl.
-        config: of the run.
-    """
-    steps = {int(record["step"]): record for record in records}
-    last = config.training.steps
-    if not set(range(1, last + 1)) <= steps.keys():
-        return False
-    return not config.evaluation.enable or GREEDY_KEY in steps[last]
-
-
-def remaining_s(run: PlannedRun, status: RunStatus, step_s: float) -> float:
-    """Seconds that are left of a run.
-
-    Args:
-        run: the run.
-        status: of it.
-        step_s: seconds of one of its steps.
-    """
-    if status.progress is Progress.COMPLETE:
-        return 0.0
-    done = status.last_step if status.progress is Progress.RESUMABLE else 0
-    return START_UP_S + (run.config.training.steps - done) * step_s
-
-
-def step_seconds(
-    runs: Sequence[PlannedRun], statuses: Sequence[RunStatus], guess_minutes: float
-) -> dict[str, float]:
-    """Seconds of a step of each arm: measured in its runs, else in those of all arms, else guessed.
-
-    Args:
-        runs: the planned runs.
-        statuses: of each.
-        guess_minutes: minutes of a whole run.
-    """
-    measured: dict[str, list[float]] = {}
-    for run, status in zip(runs, statuses, strict=True):
-        if status.step_s is not None:
-            measured.setdefault(run.arm, []).append(status.step_s)
-    means = {arm: sum(values) / len(values) for arm, values in measured.items()}
-    overall = sum(means.values()) / len(means) if means else None
-    return {
-        run.arm: means.get(run.arm, overall or 60 * guess_minutes / run.config.training.steps)
-        for run in runs
-    }
-
-
-def read_lines(file: Path) -> list[dict[str, float]]:
-    """Records of a JSON lines file; a last line that a kill tore is left out, no file is empty."""
-    if not file.is_file():
-        return []
-    records = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return records
+    order = list(Progress)
+    status = max(statuses, key=lambda one: order.index(one.progress), default=RunStatus())
+    if status.folder is not None and status.progress is not Progress.ABSENT:
+        lines = changed_settings(status.folder, run.config)
+        changed = [line for line in lines if not line.startswith(PLACES)]
+        if changed:
+            raise ConfigError(
+                f"{status.folder} was made with other settings ({'; '.join(changed)}); move it "
+                "away, or give the study another --output"
+            )
+    return status
 
 
 def _folder_status(folder: Path, config: Config) -> RunStatus:
-    records = read_lines(folder / METRICS_FILE)
-    seconds = [one["time/step_s"] for one in records if one.get("time/step_s") and one["step"] > 0]
-    if is_complete(records, config):
+    lines, _ = read_lines(folder / METRICS_FILE)
+    steps = {int(line["step"]): line for line in lines}
+    seconds = [line["time/step_s"] for n, line in steps.items() if n and line.get("time/step_s")]
+    last = config.training.steps
+    has_final = GREEDY_KEY in steps.get(last, {}) or not config.evaluation.enable
+    # A checkpoint is complete once it has its `.metadata`; see `training/checkpoint.py`.
+    metadata = (folder / "checkpoints").glob("step-*/.metadata")
+    if has_final and set(range(1, last + 1)) <= steps.keys():
         progress = Progress.COMPLETE
-    elif _has_checkpoint(folder):
+    elif any(re.fullmatch(r"step-\d+", file.parent.name) for file in metadata):
         progress = Progress.RESUMABLE
     else:
         progress = Progress.ABSENT
     return RunStatus(
         progress=progress,
         folder=folder,
-        last_step=max((int(one["step"]) for one in records), default=0),
-        step_s=sum(seconds) / len(seconds) if seconds else None,
+        last_step=max(steps, default=0),
+        step_s=statistics.fmean(seconds) if seconds else None,
     )
 
 
-def _has_checkpoint(folder: Path) -> bool:
-    """A checkpoint is complete once it has its `.metadata`; see `training/checkpoint.py`."""
-    found = (folder / "checkpoints").glob("step-*/.metadata")
-    return any(_COMPLETE_CHECKPOINT.fullmatch(one.parent.name) for one in found)
+def read_lines(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """(records of a JSON lines file, numbers of its lines that a kill tore); no file is empty."""
+    records, torn = [], []
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            torn.append(number)
+    return records, torn
 
 
-def _refuse_other_settings(run: PlannedRun, status: RunStatus) -> None:
-    assert status.folder is not None
-    changed = [
-        line
-        for line in changed_settings(status.folder, run.config)
-        if not line.startswith(tuple(f"{place}:" for place in PLACES))
-    ]
-    if changed:
-        raise ConfigError(
-            f"{status.folder} was made with other settings ({'; '.join(changed)}); move it away, "
-            "or give the study another --output"
-        )
+def seconds_left(runs: Sequence[PlannedRun], guess_minutes: float) -> list[float]:
+    """Seconds that are left of each run, which may be running.
 
+    A step takes what it took in the arm's runs so far, else in those of all arms, else the guess.
 
-def _age(folder: Path) -> tuple[float, str]:
-    return folder.stat().st_mtime, folder.name
+    Raises:
+        ConfigError: see `status_of`.
+    """
+    statuses = [status_of(run) for run in runs]
+    measured: dict[str, list[float]] = {}
+    for run, status in zip(runs, statuses, strict=True):
+        if status.step_s is not None:
+            measured.setdefault(run.arm, []).append(status.step_s)
+    means = {arm: statistics.fmean(values) for arm, values in measured.items()}
+    overall = statistics.fmean(means.values()) if means else None
+    left = []
+    for run, status in zip(runs, statuses, strict=True):
+        num_steps = run.config.training.steps
+        step_s = means.get(run.arm) or overall or 60 * guess_minutes / num_steps
+        done = status.last_step if status.progress is Progress.RESUMABLE else 0
+        is_complete = status.progress is Progress.COMPLETE
+        left.append(0.0 if is_complete else START_UP_S + (num_steps - done) * step_s)
+    return left

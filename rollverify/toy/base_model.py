@@ -5,8 +5,6 @@ noisy demonstrations through the same `PolicyTrainer` as RL, and keeps the resul
 named after the content of the [prepare] table. Runs on one process; does nothing when cached.
 """
 
-import dataclasses
-import hashlib
 import json
 import logging
 import os
@@ -19,84 +17,21 @@ from typing import TYPE_CHECKING
 
 from rollverify.checkpoint.run_folder import resolve
 from rollverify.config.environment import set_defaults
-from rollverify.config.prepare_table import PrepareConfig
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
 from rollverify.log import init_logger
+from rollverify.toy.settings import (
+    REPORT_FILE,
+    TEST_FILE,
+    TRAIN_FILE,
+    PrepareConfig,
+    base_folder,
+    is_prepared,
+)
 
 if TYPE_CHECKING:
     from rollverify.toy.task import PermutationChain
 
 logger = logging.getLogger(__name__)
-
-FORMAT = 1
-"""Raised when the same settings would give another base model."""
-
-TRAIN_FILE = "train.jsonl"
-TEST_FILE = "test.jsonl"
-REPORT_FILE = "report.json"
-MAX_POSITIONS = 512
-"""Context of the base model, tokens."""
-
-_EXPERT_KEYS = ("num_experts", "num_experts_per_token", "moe_intermediate_size")
-
-
-def base_folder(prepare: PrepareConfig) -> Path:
-    """Cache folder of these settings: a Hugging Face model folder with the prompt files."""
-    values = {"format": FORMAT, **dataclasses.asdict(prepare)}
-    del values["cache_dir"]
-    if (
-        not prepare.num_experts
-    ):  # So that a dense model keeps the name it had before there were any.
-        for key in _EXPERT_KEYS:
-            del values[key]
-    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4)
-    return Path(prepare.cache_dir) / f"permutation_chain-{digest.hexdigest()}"
-
-
-def is_prepared(prepare: PrepareConfig) -> bool:
-    """True if the cache holds the base model of these settings; it appears there complete."""
-    return (base_folder(prepare) / REPORT_FILE).is_file()
-
-
-def model_config(prepare: PrepareConfig, vocab_size: int, eos_id: int, pad_id: int) -> dict:
-    """Contents of config.json: Qwen3, dense or with experts, of the size asked for."""
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": vocab_size,
-        "hidden_size": prepare.hidden_size,
-        "intermediate_size": prepare.intermediate_size,
-        "num_hidden_layers": prepare.num_layers,
-        "num_attention_heads": prepare.num_heads,
-        "num_key_value_heads": prepare.num_kv_heads,
-        "head_dim": prepare.head_dim,
-        "tie_word_embeddings": prepare.tie_word_embeddings,
-        "max_position_embeddings": MAX_POSITIONS,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.08,
-        "use_sliding_window": False,
-        "eos_token_id": eos_id,
-        "pad_token_id": pad_id,
-        "dtype": "float32",
-    }
-    if not prepare.num_experts:
-        return config
-    return config | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "num_experts": prepare.num_experts,
-        "num_experts_per_tok": prepare.num_experts_per_token,
-        "moe_intermediate_size": prepare.moe_intermediate_size,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "router_aux_loss_coef": 0.0,
-        "output_router_logits": False,
-    }
 
 
 def prepare_base_model(prepare: PrepareConfig) -> Path:

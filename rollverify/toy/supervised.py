@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rollverify.config.prepare_table import PrepareConfig
-from rollverify.toy.base_model import MAX_POSITIONS, model_config
+from rollverify.toy.settings import MAX_POSITIONS, PrepareConfig, model_config
 from rollverify.toy.tokenizer import EOS_ID, PAD_ID, build_tokenizer
 from torchtitan_ext.hf_folder import write_hf_folder
 from torchtitan_ext.packed_rows import PackedRow

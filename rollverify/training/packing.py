@@ -385,29 +385,6 @@ def equalize_rows(
     return rows + filler_rows(most - len(rows), routing)
 
 
-def fill_rows(
-    rows: Sequence[PackedRow],
-    group: dist.ProcessGroup,
-    device: str = "cpu",
-    routing: RoutingShape | None = None,
-) -> list[PackedRow]:
-    """Append filler rows for scoring; like `equalize_rows`, but none where no rank has a row.
-
-    Collective: yes, over `group`.
-
-    Args:
-        rows: this rank's rows.
-        group: data-parallel ranks.
-        device: where the count is reduced.
-        routing: of the fillers, see `filler_rows`.
-
-    Returns:
-        The rows, then fillers.
-    """
-    most = _largest(len(rows), group, device)
-    return [*rows, *filler_rows(most - len(rows), routing)]
-
-
 def _largest(count: int, group: dist.ProcessGroup | None, device: str) -> int:
     largest = torch.tensor(count, device=device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)

@@ -8,7 +8,7 @@ Knows nothing of rollouts or weight transfer.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,6 @@ from rollverify.losses.aggregation import (
     reduce_counts,
 )
 from rollverify.losses.objective import Objective, RowGiven
-from rollverify.losses.weighted import second_moment_limit
 from rollverify.ranks import gather_values
 from rollverify.rollout.trajectory import stacked
 from rollverify.training.packing import (
@@ -37,7 +36,6 @@ from rollverify.training.packing import (
     response_values,
 )
 from rollverify.training.step_metrics import StepSums
-from rollverify.verification.metrics import trained_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +92,14 @@ def assign_groups(
     order = every.unique(sorted=True)
     number = torch.searchsorted(order, group_ids) * num_minibatches // max(1, len(order))
     return [(number == part).nonzero().squeeze(1).tolist() for part in range(num_minibatches)]
+
+
+class Trained(NamedTuple):
+    """What an iteration has trained on, on this rank."""
+
+    trajectories: list[TensorDict]
+    policy_logprobs: Tensor
+    """[N] float32 nats; of their response tokens end to end, before the first step."""
 
 
 class Scorer(Protocol):
@@ -168,12 +174,7 @@ class PolicyUpdate:
             masked_in_denominator: whether tokens that the correction or the loss drops count in the
                 averages; False costs a scoring pass, since they must be known before the gradient.
             data_group: ranks that hold different trajectories; None where there is one.
-
-        Raises:
-            ValueError: if there is a KL term and no reference.
         """
-        if objective.kl_coefficient > 0.0 and reference is None:
-            raise ValueError("an objective with a KL term needs a reference")
         self._trainer = trainer
         self._objective = objective
         self._credit = credit
@@ -182,12 +183,14 @@ class PolicyUpdate:
         self._aggregation: AggregationMode = aggregation
         self._constant_length = constant_length
         self._num_minibatches = minibatches
-        self._reference = reference if objective.kl_coefficient > 0.0 else None
+        self._reference = reference if objective.kl.coefficient > 0.0 else None
         self._replay: ReplayMode = replay
         self._routing = routing
         self._masked_in_denominator = masked_in_denominator
         self._takes_whole = objective.needs_limit or not masked_in_denominator
         self._data_group = data_group
+        self.trained = Trained([], torch.zeros(0))
+        """Of the last iteration."""
 
     def train_step(self, finished: list[TensorDict], policy_version: int) -> dict[str, float]:
         """Take the optimizer steps of one iteration.
@@ -197,8 +200,8 @@ class PolicyUpdate:
             policy_version: version before the first step, at least that of every token.
 
         Returns:
-            Metrics of `train/`, `mismatch/`, `correction/`, `ops/trained_*` and `staleness/`, the
-            same on every rank; of several steps the mean, but the last learning rate.
+            Metrics of `train/`, `mismatch/` and `correction/`, the same on every rank; of several
+            steps the mean, but the last learning rate.
 
         Raises:
             ValueError: if a log-prob of a trained token is not finite.
@@ -209,7 +212,7 @@ class PolicyUpdate:
         """
         minibatches = self._with_scores(self._prepare(finished, policy_version))
         sums = StepSums(
-            has_gate=self._objective.loss_name in REPORTS_GATE,
+            has_gate=self._objective.loss.name in REPORTS_GATE,
             has_reference=self._reference is not None,
         )
         before: list[Tensor] = []
@@ -231,9 +234,9 @@ class PolicyUpdate:
         metrics["train/lr"] = learning_rate
         metrics["train/num_tokens"] = num_tokens
         metrics["train/num_micro_batches"] = sum(len(one.rows) for one in minibatches)
-        trained = [member for one in minibatches for member in one.members]
-        own = torch.cat(before)
-        return metrics | trained_metrics(trained, own, policy_version, self._data_group)
+        members = [member for one in minibatches for member in one.members]
+        self.trained = Trained(members, torch.cat(before))
+        return metrics
 
     def _prepare(self, finished: list[TensorDict], policy_version: int) -> list[Minibatch]:
         advantages = self._credit.advantages(finished)
@@ -324,8 +327,7 @@ class PolicyUpdate:
         joined = torch.cat([torch.zeros(0), *squares])
         if self._data_group is not None:
             joined = gather_values([joined], self._data_group)[0]
-        limit = second_moment_limit(joined, self._objective.second_moment_threshold)
-        return with_given(one, limit=[limit] * len(one.rows))
+        return with_given(one, limit=[self._objective.limit_of(joined)] * len(one.rows))
 
     def _forward_backward(self, one: Minibatch, sums: StepSums) -> Tensor:
         """Gradients of one step; returns the members' log-probs before the iteration, [N]."""

@@ -1,16 +1,16 @@
-"""Metrics of the off-policy shift (OPS): by level and by age, over all data ranks.
+"""Metrics of the off-policy shift (OPS): by level and by age, over all data ranks."""
 
-Takes OPS as they are; `algorithms/ops.py` computes them. Percentiles are those of all values, not
-means over ranks.
-"""
+import logging
+from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.ranks import gather_values, reduce_metrics
+from rollverify.hooks import StepState
+from rollverify.ranks import Ranks
 from rollverify.rollout.layout import PackedLayout, flat, response_layout
+from rollverify.training.policy_update import PolicyUpdate
 from rollverify.verification.ops import segment_ops, sequence_ops, token_ops, trajectory_staleness
 
 AGES = ("0", "1", "2", "3", "4_7", "8_up")
@@ -21,59 +21,35 @@ _LOWER_BOUNDS = torch.tensor([1, 2, 3, 4, 8])
 
 LEVELS = ("token", "segment", "sequence")
 
+logger = logging.getLogger(__name__)
+
 
 def ops_metrics(
-    of: str,
-    token_ops: Tensor,
-    layout: PackedLayout,
-    ages: Tensor,
-    data_group: dist.ProcessGroup | None,
+    of: str, token_ops: Tensor, layout: PackedLayout, ages: Tensor, ranks: Ranks
 ) -> dict[str, float]:
-    """Distribution of OPS at each level, and the mean by age.
+    """Distribution of OPS at each level, and the mean by age (Section 3.2). Collective.
 
     Args:
         of: "unfinished" or "trained", part of the keys.
-        token_ops: [T] float32, dimensionless; ignored outside the response.
+        token_ops: [N] float32.
         layout: where trajectories and segments lie.
-        ages: [T] integer, steps since each token was sampled, >= 0.
-        data_group: ranks that hold different trajectories; None where there is one.
-
-    Returns:
-        `ops/<of>_*`, the same on every rank; no key where no rank has a value.
-
-    Raises:
-        ValueError: see `segment_ops`.
-
-    Source:
-        RollVerify Section 3.2; collective: yes, over `data_group`.
+        ages: [N] integer, steps since each token was sampled.
+        ranks: hold different trajectories; no key where none of them has a value.
     """
-    ops_N = layout.response_values(token_ops)
-    sequence = sequence_ops(token_ops, layout)[layout.nonempty_trajectories]
-    values = [ops_N, segment_ops(token_ops, layout), sequence]
-    by_age = sums_by_age(ops_N, layout.response_values(ages))
-    if data_group is not None:
-        values = gather_values(values, data_group)
-        by_age, _ = reduce_metrics(by_age, {}, data_group)
-    metrics: dict[str, float] = {}
+    sequences = sequence_ops(token_ops, layout)[layout.nonempty_trajectories]
+    values = ranks.join([token_ops, segment_ops(token_ops, layout), sequences])
+    by_age = ranks.sum(sums_by_age(token_ops, ages))
+    metrics = {f"ops/{of}_age_{age}": mean for age, mean in means_by_age(by_age).items()}
     for level, row in zip(LEVELS, values, strict=True):
         if len(row):
             metrics[f"ops/{of}_{level}_mean"] = row.double().mean().item()
             metrics[f"ops/{of}_{level}_p95"] = percentile(row, 0.95)
             metrics[f"ops/{of}_{level}_max"] = row.max().item()
-    means = means_by_age(by_age)
-    return metrics | {f"ops/{of}_age_{age}": mean for age, mean in means.items()}
+    return metrics
 
 
 def percentile(values: Tensor, share: float) -> float:
-    """Percentile, interpolated linearly between the two nearest ranks.
-
-    Args:
-        values: [N] float32 or float64, N >= 1, in any order and of any number.
-        share: in [0, 1].
-
-    Returns:
-        The percentile.
-    """
+    """Percentile of values [N], N >= 1, interpolated linearly between the two nearest ranks."""
     rank = share * (len(values) - 1)
     below = int(rank)
     low = values.kthvalue(below + 1).values.item()
@@ -82,15 +58,7 @@ def percentile(values: Tensor, share: float) -> float:
 
 
 def sums_by_age(values: Tensor, ages: Tensor) -> dict[str, float]:
-    """Sum of the values of each age class, and how many there are; add these up over ranks.
-
-    Args:
-        values: [N] float32 or float64.
-        ages: [N] integer, steps, >= 0.
-
-    Returns:
-        `sum_<age>` and `num_<age>` for each of `AGES`, also for those without a value.
-    """
+    """`sum_<age>` and `num_<age>` of values [N] with ages [N] in steps, for each of `AGES`."""
     classes = torch.bucketize(ages, _LOWER_BOUNDS, right=True)
     sums = classes.bincount(values.double(), minlength=len(AGES)).tolist()
     counts = classes.bincount(minlength=len(AGES)).tolist()
@@ -99,24 +67,14 @@ def sums_by_age(values: Tensor, ages: Tensor) -> dict[str, float]:
 
 
 def means_by_age(sums: dict[str, float]) -> dict[str, float]:
-    """Means of what `sums_by_age` gave.
-
-    Args:
-        sums: its result, added up over ranks.
-
-    Returns:
-        Mean by age class; no entry for a class without a value.
-    """
+    """Means of what `sums_by_age` gave, over all ranks; no entry for a class without a value."""
     return {age: sums[f"sum_{age}"] / sums[f"num_{age}"] for age in AGES if sums[f"num_{age}"] > 0}
 
 
 def trained_metrics(
-    finished: list[TensorDict],
-    policy_logprobs: Tensor,
-    policy_version: int,
-    data_group: dist.ProcessGroup | None,
+    trained: list[TensorDict], policy_logprobs: Tensor, policy_version: int, ranks: Ranks
 ) -> dict[str, float]:
-    """OPS, engine mismatch by age, and staleness of what is trained on.
+    """OPS, engine mismatch by age, and staleness of what is trained on. Collective.
 
     The OPS compares the policy before the step with the policy that sampled the token: with its
     anchor where it has one; without one, 0 for a token of this very version and with the engine's
@@ -127,61 +85,95 @@ def trained_metrics(
     compared with the engine's log-probs.
 
     Args:
-        finished: this rank's trajectories.
-        policy_logprobs: [N] float32 nats; their response tokens end to end, before the step.
+        trained: this rank's trajectories.
+        policy_logprobs: [response tokens] float32 nats, end to end; before the step.
         policy_version: version before the step.
-        data_group: ranks that hold different trajectories; None where there is one.
-
-    Returns:
-        Metrics of `ops/trained_*`, `mismatch/age_*`, `mismatch/ops_mean` and `staleness/`, the same
-        on every rank.
-
-    Raises:
-        ValueError: if a log-prob of a trained token is not finite, or it is of a newer version.
-
-    Source:
-        RollVerify Section 3.2; collective: yes, over `data_group`.
+        ranks: hold different trajectories.
     """
-    behavior, anchor = flat(finished, "behavior_logprobs"), flat(finished, "anchor_logprobs")
-    versions = flat(finished, "policy_version")
-    ages = policy_version - versions
-    layout = response_layout(finished, flat(finished, "loss_mask"))
-    own = torch.where(anchor.isnan(), policy_logprobs, anchor)
+    mask = flat(trained, "loss_mask")
+    layout = response_layout(trained, mask)
+    behavior, anchor, versions = (
+        flat(trained, key)[mask]
+        for key in ("behavior_logprobs", "anchor_logprobs", "policy_version")
+    )
+    policy, ages = policy_logprobs[mask], policy_version - versions
+    own = torch.where(anchor.isnan(), policy, anchor)
     is_unknown = anchor.isnan() & (ages > 0)
-    reference = torch.where(is_unknown, behavior, own)
-    ops = token_ops(policy_logprobs, reference, layout)
-    metrics = ops_metrics("trained", ops, layout, ages, data_group)
-    token_ages, is_known = layout.response_values(ages), ~layout.response_values(is_unknown)
-    mismatch = layout.response_values((own - behavior).abs())
-    by_age = sums_by_age(mismatch[is_known], token_ages[is_known])
-    ages_only = sums_by_age(torch.ones(len(token_ages)), token_ages)
-    by_age |= {f"tokens_{age}": ages_only[f"num_{age}"] for age in AGES}
-    noise = layout.response_values(token_ops(own, behavior, layout))[is_known]
-    by_age |= {"noise": noise.double().sum().item(), "num_known": float(len(noise))}
+    ops = token_ops(policy, torch.where(is_unknown, behavior, own), layout)
+    metrics = ops_metrics("trained", ops, layout, ages, ranks)
+    mismatch = (own - behavior).abs()[~is_unknown]
+    noise = token_ops(own, behavior, layout)[~is_unknown]
+    all_ages = sums_by_age(torch.ones(len(ages)), ages)
     staleness = trajectory_staleness(versions, layout, policy_version)[layout.nonempty_trajectories]
-    return metrics | _staleness_metrics(by_age, staleness, layout, data_group)
-
-
-def _staleness_metrics(
-    by_age: dict[str, float],
-    staleness: Tensor,
-    layout: PackedLayout,
-    data_group: dist.ProcessGroup | None,
-) -> dict[str, float]:
-    sums = by_age | {
-        "tokens": float(len(layout.token_owners)),
-        "staleness": float(staleness.sum().item()),
-        "trajectories": float(len(staleness)),
-    }
-    maxima = {"staleness": float(staleness.max().item()) if len(staleness) else 0.0}
-    if data_group is not None:
-        sums, maxima = reduce_metrics(sums, maxima, data_group)
-    metrics = {f"mismatch/age_{age}": mean for age, mean in means_by_age(sums).items()}
-    metrics["mismatch/ops_mean"] = sums["noise"] / max(1.0, sums["num_known"])
+    sums, maxima = ranks.reduce(
+        sums_by_age(mismatch, ages[~is_unknown])
+        | {f"tokens_{age}": all_ages[f"num_{age}"] for age in AGES}
+        | {
+            "noise": noise.double().sum().item(),
+            "known": len(noise),
+            "tokens": len(ages),
+            "staleness": staleness.sum().item(),
+            "trajectories": len(staleness),
+        },
+        {"staleness": staleness.max().item() if len(staleness) else 0},
+    )
+    metrics |= {f"mismatch/age_{age}": mean for age, mean in means_by_age(sums).items()}
+    metrics["mismatch/ops_mean"] = sums["noise"] / max(1.0, sums["known"])
     for age in AGES:
-        metrics[f"staleness/trained_tokens_age_{age}_frac"] = sums[f"tokens_{age}"] / max(
-            1.0, sums["tokens"]
-        )
+        share = sums[f"tokens_{age}"] / max(1.0, sums["tokens"])
+        metrics[f"staleness/trained_tokens_age_{age}_frac"] = share
     metrics["staleness/trained_mean"] = sums["staleness"] / max(1.0, sums["trajectories"])
     metrics["staleness/trained_max"] = maxima["staleness"]
     return metrics
+
+
+@dataclass(kw_only=True)
+class TrainedMetrics:
+    """Hook at AFTER_TRAIN: `trained_metrics` of the step that was taken. Collective."""
+
+    trainer: PolicyUpdate
+    ranks: Ranks
+
+    def __call__(self, state: StepState) -> None:
+        """Compare the policies that sampled F_k with the one before the step."""
+        trajectories, policy_logprobs = self.trainer.trained
+        state.metrics |= trained_metrics(
+            trajectories, policy_logprobs, state.policy_version - 1, self.ranks
+        )
+
+
+_CONSEQUENCE = {
+    "behavior": (
+        "responses are cut for the engine's rounding; set verification.against = 'anchor', raise "
+        "segment_threshold or make engine.dtype finer"
+    ),
+    "anchor": (
+        "against = 'anchor' keeps this out of what is cut, but even fresh tokens are that far "
+        "from the trainer's policy"
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class NoiseFloor:
+    """Hook: warns once in a run, in the first step whose noise reaches d_s."""
+
+    segment_threshold: float
+    against: str
+    """See `OpsScoring`; it decides what the noise does."""
+    has_warned: bool = False
+
+    def __call__(self, state: StepState) -> None:
+        """Read `mismatch/ops_mean` of the step."""
+        noise = state.metrics["mismatch/ops_mean"]
+        if self.has_warned or noise < self.segment_threshold:
+            return
+        self.has_warned = True
+        logger.warning(
+            "step %d: engine and trainer differ by an OPS of %.2g under the same weights, not "
+            "below verification.segment_threshold = %g: %s",
+            state.step,
+            noise,
+            self.segment_threshold,
+            _CONSEQUENCE[self.against],
+        )

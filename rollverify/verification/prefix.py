@@ -1,15 +1,12 @@
-"""Two-stage prefix verification: how much of each unfinished trajectory may be kept.
-
-Does not score tokens and does not cut any array: it returns lengths, the caller truncates.
+"""Two-stage prefix verification: where each unfinished trajectory has to be cut.
 
 First whole segments by their mean OPS, then single tokens of what is left. RollVerify Section 4.2,
 Algorithm 2.
 
-Dimensions: B trajectories, T packed positions, N response tokens among them, S segments.
+Dimensions: B trajectories, N response tokens of all of them, S segments with at least one token.
 """
 
-from dataclasses import dataclass
-from enum import IntEnum
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,101 +15,61 @@ from rollverify.rollout.layout import PackedLayout, is_run_start
 from rollverify.verification.ops import check_ops, means_of_runs
 
 
-class CutRule(IntEnum):
-    """Why a trajectory ends where it does after verification."""
+class Cut(NamedTuple):
+    """Where one trajectory is cut, and why."""
 
-    NONE = 0
-    """Nothing was cut."""
-
-    SEGMENT = 1
-    """The mean OPS of a segment reached the segment threshold."""
-
-    TOKEN = 2
-    """The OPS of a token in the kept segments reached the token threshold."""
-
-
-@dataclass(kw_only=True, frozen=True, slots=True)
-class VerificationResult:
-    """What to keep of each trajectory, by trajectory index, and why."""
-
-    checked_lengths: Tensor
-    """[B] int64; response tokens that were checked, 0 for a trajectory without any."""
-
-    accepted_lengths: Tensor
-    """[B] int64, <= checked_lengths; response tokens to keep. 0: start again from the prompt."""
-
-    rules: Tensor
-    """[B] int64; value of the `CutRule` that set the accepted length. TOKEN if both stages cut,
-    since the second only looks at what the first has kept."""
-
-    cut_indices: Tensor
-    """[B] int64; first response token dropped (the accepted length), -1 where nothing was cut."""
-
-    cut_ops: Tensor
-    """[B] dtype of the OPS; the value that reached its threshold: the mean of the segment for
-    SEGMENT, the OPS of the token for TOKEN, 0 for NONE."""
+    index: int
+    """Of the trajectory."""
+    num_kept: int
+    """Tokens accepted; 0: start again from the prompt."""
+    rule: Literal["segment", "token"]
+    """Stage that cut. "token" if both did, since the second only looks at what the first kept."""
+    ops: float
+    """What reached its threshold: the mean of the segment, or the OPS of the token."""
 
 
-def verify_prefixes(
+def find_cuts(
     token_ops: Tensor,
     layout: PackedLayout,
     *,
     segment_threshold: float,
     token_threshold: float,
-) -> VerificationResult:
-    """Find the longest prefix of each trajectory that passes both stages of verification.
+) -> list[Cut]:
+    """Find the longest prefix of each trajectory that passes both stages (Algorithm 2).
 
     Stage 1 drops the first segment whose mean OPS is >= segment_threshold and all after it. Stage 2
     drops the first token of the rest whose OPS is >= token_threshold and all after it. Both bounds
     are inclusive and compared in the dtype of the OPS; inf turns a stage off. A value of 0 never
-    reaches a threshold, however small. Trajectories without tokens are verified and not cut.
-    Synchronizes with the device.
+    reaches a threshold, however small. Synchronizes with the device.
 
     Args:
-        token_ops: [T] float32 or float64, dimensionless, >= 0; ignored outside the response.
+        token_ops: [N] float32 or float64, dimensionless; see `check_ops`.
         layout: where trajectories and segments lie.
         segment_threshold: d_s, dimensionless, > 0.
         token_threshold: d_t, dimensionless, > 0.
 
     Returns:
-        The result; its tensors are on the device of token_ops.
-
-    Raises:
-        ValueError: if a threshold is not > 0, the shape or dtype does not fit, or an OPS is not
-            finite or below 0; names the trajectory and the token.
-
-    Source:
-        RollVerify, Section 4.2 and Algorithm 2; defaults in Section 5.1.
+        Trajectories that are not accepted whole, by index.
     """
-    for name, threshold in (("segment", segment_threshold), ("token", token_threshold)):
-        if not threshold > 0.0:
-            raise ValueError(f"{name}_threshold must be > 0 (inf turns it off), got {threshold}")
-    ops_N = check_ops(token_ops, layout)
-    means_S = means_of_runs(ops_N, layout.segment_lengths)
-    bad_S = _reaching(means_S, segment_threshold)
-    bad_N = _reaching(ops_N, token_threshold)
-    num_tokens = len(ops_N)
-    first_bad_segment_B = _first_of_each_owner(bad_S, layout.segment_owners, layout)
-    first_bad_token_B = _first_of_each_owner(bad_N, layout.token_owners, layout)
-    # Padded, so that "none" (the index one past the last) can be looked up like any other.
-    starts = torch.cat([layout.segment_starts, layout.segment_starts.new_tensor([num_tokens])])
-    segment_cut_B = starts[first_bad_segment_B]
-    is_segment_B = first_bad_segment_B < len(means_S)
-    is_token_B = first_bad_token_B < segment_cut_B
-    # From here on a trajectory cut by neither may hold any index.
-    is_segment_B = is_segment_B & ~is_token_B
-    is_cut_B = is_segment_B | is_token_B
-    kept_B = torch.minimum(segment_cut_B, first_bad_token_B) - layout.trajectory_starts
-    lengths_B = layout.trajectory_lengths
-    segment_values_B = _pad(means_S)[first_bad_segment_B]
-    token_values_B = _pad(ops_N)[first_bad_token_B]
-    return VerificationResult(
-        checked_lengths=lengths_B,
-        accepted_lengths=torch.where(is_cut_B, kept_B, lengths_B),
-        rules=is_segment_B * int(CutRule.SEGMENT) + is_token_B * int(CutRule.TOKEN),
-        cut_indices=torch.where(is_cut_B, kept_B, -1),
-        cut_ops=segment_values_B * is_segment_B + token_values_B * is_token_B,
-    )
+    check_ops(token_ops, layout)
+    means_S = means_of_runs(token_ops, layout.segment_lengths)
+    # Both stages give the index one past the last for "none"; padded, it can be looked up too.
+    bad_segments = _reaching(means_S, segment_threshold)
+    segment_B = _first_of_each_owner(bad_segments, layout.segment_owners, layout)
+    starts = torch.cat([layout.segment_starts, layout.segment_starts.new_tensor([len(token_ops)])])
+    stage_1_B = starts[segment_B]
+    bad_tokens = _reaching(token_ops, token_threshold)
+    token_B = _first_of_each_owner(bad_tokens, layout.token_owners, layout)
+    is_token_B = token_B < stage_1_B
+    cut_B = torch.minimum(stage_1_B, token_B)
+    kept_B = cut_B - layout.trajectory_starts
+    ops_B = torch.where(is_token_B, _pad(token_ops)[token_B], _pad(means_S)[segment_B])
+    columns = (row.tolist() for row in (cut_B < len(token_ops), kept_B, is_token_B, ops_B))
+    return [
+        Cut(index, num_kept, "token" if is_token else "segment", ops)
+        for index, (is_cut, num_kept, is_token, ops) in enumerate(zip(*columns, strict=True))
+        if is_cut
+    ]
 
 
 def _reaching(values: Tensor, threshold: float) -> Tensor:

@@ -1,152 +1,102 @@
-"""Scores U_k under the policy after the step: the off-policy shift of each response token.
+"""Scores of U_k: anchors before the step, the off-policy shift after it (Algorithm 1)."""
 
-Runs at BEFORE_WEIGHT_SYNC, before the filter and verification, which read what it found. Changes
-no trajectory.
-"""
-
-from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.errors import RolloutError
 from rollverify.hooks import StepState
-from rollverify.rollout.layout import flat, response_layout
+from rollverify.ranks import Ranks
+from rollverify.rollout.layout import PackedLayout, flat, response_layout
 from rollverify.rollout.trajectory import join_routing
 from rollverify.training.scoring import TrajectoryScorer, check_finite
 from rollverify.verification.metrics import ops_metrics
 from rollverify.verification.ops import token_ops
 
-Reference = Literal["anchor", "behavior"]
+Against = Literal["anchor", "behavior"]
+"""Log-probs at sampling that the updated ones are compared with: the trainer's or the engine's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Trajectories of U_k on this rank, and how far the policy after the step has moved on them."""
+
+    trajectories: list[TensorDict]
+    layout: PackedLayout
+    """Where their N response tokens lay when they were scored, end to end."""
+    ops: Tensor
+    """[N] float32; OPS of these tokens, NaN where nothing is scored."""
+
+    def only(self, is_kept: Tensor) -> "Scored":
+        """Those with True in [B] bool; the trajectories that stay must not have changed."""
+        kept = [t for t, k in zip(self.trajectories, is_kept.tolist(), strict=True) if k]
+        ops = self.ops[is_kept[self.layout.token_owners]]
+        return replace(self, trajectories=kept, layout=response_layout(kept), ops=ops)
+
+
+@dataclass(kw_only=True)
 class OpsScoring:
-    """Hook: fills `ops/unfinished_*`, and its own attributes for the hooks after it."""
+    """Scores U_k under the policy after the step and fills `ops/unfinished_*`."""
 
-    def __init__(
-        self,
-        *,
-        scorer: TrajectoryScorer | None,
-        reference: Reference,
-        symmetric: bool,
-        data_group: dist.ProcessGroup | None,
-    ) -> None:
-        """Set up.
+    scorer: TrajectoryScorer | None
+    """None scores nothing."""
+    against: Against
+    symmetric: bool
+    """See `token_ops`."""
+    ranks: Ranks
 
-        Args:
-            scorer: scores under the trainer's weights; None counts tokens and scores nothing.
-            reference: log-probs to compare with, the trainer's or the engine's at sampling time.
-            symmetric: also count how far tokens have become less likely, see `token_ops`.
-            data_group: ranks that hold different trajectories; None where there is one.
-        """
-        self._scorer = scorer
-        self._reference: Reference = reference
-        self._symmetric = symmetric
-        self._data_group = data_group
-        self.trajectories: list[TensorDict] = []
-        """U_k of this rank without what the filter has dropped."""
-        self.layout = response_layout([])
-        """Where their response tokens lie, end to end."""
-        self.num_checked_tokens = 0
-        """Response tokens of U_k on this rank when the hook ran."""
-        self.num_checked_trajectories = 0
-        """Trajectories of U_k on this rank when the hook ran."""
-        self._ops: Tensor | None = None
-
-    @property
-    def ops(self) -> Tensor:
-        """[N] float32; OPS of the response tokens of `trajectories`, end to end.
-
-        Raises:
-            RolloutError: if nothing is scored.
-        """
-        if self._ops is None:
-            raise RolloutError("the unfinished trajectories are not scored")
-        return self._ops
-
-    @property
-    def token_ops(self) -> list[Tensor]:
-        """[R] float32 per trajectory; an empty list if nothing is scored."""
-        if self._ops is None:
-            return []
-        return list(self._ops.split(self.layout.trajectory_lengths.tolist()))
-
-    def __call__(self, state: StepState) -> None:
-        """Score and reduce the metrics. Collective: yes, over the world.
+    def __call__(self, state: StepState) -> Scored:
+        """Score, and change nothing. Collective over the world.
 
         Raises:
             RolloutError: naming the trajectory, if a log-prob of a response token is not finite.
         """
-        self.trajectories = list(state.unfinished)
-        self.layout = response_layout(self.trajectories)
-        self.num_checked_tokens = self.layout.num_positions
-        self.num_checked_trajectories = len(self.trajectories)
-        self._ops = None
-        if self._scorer is None:
-            return
-        updated = self._scorer.score(self.trajectories)
-        check_finite(updated, self.trajectories, "updated_logprobs")
-        reference = self._reference_logprobs()
-        check_finite(reference, self.trajectories, f"{self._reference}_logprobs")
-        self._ops = token_ops(updated, reference, self.layout, symmetric=self._symmetric)
-        ages = state.policy_version - flat(self.trajectories, "policy_version")
-        state.metrics |= ops_metrics("unfinished", self._ops, self.layout, ages, self._data_group)
+        unfinished = list(state.unfinished)
+        layout = response_layout(unfinished)
+        if self.scorer is None:
+            unknown = torch.full((layout.num_tokens,), float("nan"))
+            return Scored(trajectories=unfinished, layout=layout, ops=unknown)
+        updated = self.scorer.score(unfinished)
+        check_finite(updated, unfinished, "updated_logprobs")
+        sampled = self._sampled_logprobs(unfinished)
+        check_finite(sampled, unfinished, f"{self.against}_logprobs")
+        ops = token_ops(updated, sampled, layout, symmetric=self.symmetric)
+        ages = state.policy_version - flat(unfinished, "policy_version")
+        state.metrics |= ops_metrics("unfinished", ops, layout, ages, self.ranks)
+        return Scored(trajectories=unfinished, layout=layout, ops=ops)
 
-    def _reference_logprobs(self) -> Tensor:
+    def _sampled_logprobs(self, trajectories: list[TensorDict]) -> Tensor:
         """[N] float32; the engine's where the trainer's was not taken when the token was sampled.
 
-        That happens after a resume with `reference` changed from behavior to anchor.
+        That happens after a resume with `against` changed from behavior to anchor.
         """
-        behavior = flat(self.trajectories, "behavior_logprobs")
-        if self._reference == "behavior":
+        behavior = flat(trajectories, "behavior_logprobs")
+        if self.against == "behavior":
             return behavior
-        anchor = flat(self.trajectories, "anchor_logprobs")
+        anchor = flat(trajectories, "anchor_logprobs")
         return torch.where(anchor.isnan(), behavior, anchor)
 
-    def drop(self, indices: Iterable[int]) -> None:
-        """Take trajectories that a filter discards out of the list and the OPS.
 
-        Args:
-            indices: places in `trajectories`; the others must not have changed since they were
-                scored.
-        """
-        keep_B = torch.ones(len(self.trajectories), dtype=torch.bool)
-        keep_B[list(indices)] = False
-        if self._ops is not None:
-            self._ops = self._ops[keep_B[self.layout.token_owners]]
-        kept = keep_B.tolist()
-        self.trajectories = [one for one, k in zip(self.trajectories, kept, strict=True) if k]
-        self.layout = response_layout(self.trajectories)
-
-
+@dataclass(kw_only=True)
 class AnchorScoring:
     """Hook: fills `anchor_logprobs` of what the policy now has sampled and is in U_k."""
 
-    def __init__(self, scorer: TrajectoryScorer, *, records_routing: bool = False) -> None:
-        """Set up.
-
-        Args:
-            scorer: scores under the trainer's weights.
-            records_routing: also keep the experts that the trainer's router chooses, for replay;
-                tokens that have theirs keep them.
-        """
-        self._scorer = scorer
-        self._records_routing = records_routing
+    scorer: TrajectoryScorer
+    records_routing: bool = False
+    """Also keep the experts that the trainer's router chooses, for replay; tokens that have theirs
+    keep them."""
 
     def __call__(self, state: StepState) -> None:
-        """Score and fill in place; a token that has its anchor keeps it.
+        """Score and fill in place; a token that has its anchor keeps it. Collective over the world.
 
         An older token without one, of a run that took none before, can get none any more.
-
-        Collective: yes, over the world.
 
         Raises:
             RolloutError: naming the trajectory, if a score is not finite.
         """
-        trajectories = [one for one in state.unfinished if _lacks_anchor(one, state.policy_version)]
+        trajectories = [t for t in state.unfinished if _lacks_anchor(t, state.policy_version)]
         new = self._scores(trajectories)
         if not trajectories:
             return
@@ -154,14 +104,14 @@ class AnchorScoring:
         is_new = anchors.isnan() & (flat(trajectories, "policy_version") == state.policy_version)
         check_finite(new, trajectories, "anchor_logprobs")
         filled = torch.where(is_new, new, anchors)
-        lengths = [len(one["response_ids"]) for one in trajectories]
+        lengths = [len(trajectory["response_ids"]) for trajectory in trajectories]
         for trajectory, anchor in zip(trajectories, filled.split(lengths), strict=True):
             trajectory["anchor_logprobs"] = anchor.clone()  # A view would keep all of them alive.
 
     def _scores(self, trajectories: list[TensorDict]) -> Tensor:
-        if not self._records_routing:
-            return self._scorer.score(trajectories)
-        scores, routes = self._scorer.score_and_route(trajectories)
+        if not self.records_routing:
+            return self.scorer.score(trajectories)
+        scores, routes = self.scorer.score_and_route(trajectories)
         for trajectory, routed_experts in zip(trajectories, routes, strict=True):
             assert routed_experts is not None, "what lacks an anchor has a response"
             join_routing(trajectory, routed_experts, replace=False)

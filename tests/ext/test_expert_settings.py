@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollverify.build import build_run
+from rollverify.config.load import load_config
 from rollverify.errors import ConfigError, exit_code
 from rollverify.toy.tokenizer import EOS_ID, save_tokenizer
 
@@ -31,7 +32,7 @@ def model_folder(root: Path, **experts: Any) -> Path:
     [
         (REPLAY, "routing_replay.mode = 'engine' needs a mixture-of-experts model, '.*' is dense"),
         (
-            ["--routing-replay.mode", "trainer", "--verification.reference", "anchor"],
+            ["--routing-replay.mode", "trainer", "--verification.against", "anchor"],
             "routing_replay.mode = 'trainer' needs a mixture",
         ),
         (
@@ -44,7 +45,7 @@ def test_a_dense_model_takes_no_setting_of_experts(
     tmp_path: Path, flags: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        build_run(["--model.path", str(model_folder(tmp_path)), *flags])
+        build_run(load_config(["--model.path", str(model_folder(tmp_path)), *flags]).config)
     assert exit_code(caught.value) == 2 and "\n" not in str(caught.value)
 
 
@@ -54,9 +55,8 @@ def test_the_degree_must_divide_the_experts(tmp_path: Path, degree: int) -> None
         tmp_path, num_experts=8, num_experts_per_tok=2, num_hidden_layers=2, model_type="qwen3_moe"
     )
     with pytest.raises(ConfigError, match=f"expert_parallel = {degree} must divide the 8 experts"):
-        build_run(
-            ["--model.path", str(folder), *REPLAY, "--parallelism.expert-parallel", str(degree)]
-        )
+        flags = ["--model.path", str(folder), *REPLAY, "--parallelism.expert-parallel", str(degree)]
+        build_run(load_config(flags).config)
 
 
 @pytest.mark.slow

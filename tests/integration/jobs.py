@@ -36,7 +36,7 @@ SETTINGS = {
     "training.lr": 1e-3,
     "checkpoint.every_steps": 2,
     "rollout.oversampling": 2.0,
-    "verification.reference": "anchor",
+    "verification.against": "anchor",
 }
 
 _LAUNCH = (

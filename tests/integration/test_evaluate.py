@@ -20,7 +20,7 @@ from rollverify.evaluation.records import RECORDS_FILE, ProblemRecord, RecordFil
 from rollverify.evaluation.stage import Evaluation
 from rollverify.evaluation.summary import summarize
 from rollverify.evaluation.worker import evaluate_model
-from rollverify.rewards import REWARDS
+from rollverify.rewards import BUILT_IN, ExactAnswer
 from rollverify.rollout.inputs import load_encoded
 from rollverify.toy.tokenizer import EOS_ID, save_tokenizer
 
@@ -31,9 +31,11 @@ NUM_SAMPLES = 4
 MAX_RESPONSE_TOKENS = 40
 
 
-def has_even_length(_: Prompt, response: str) -> float:
+class EvenLength(ExactAnswer):
     """Right about half of the time, and different for responses that differ."""
-    return float(len(response) % 2 == 0)
+
+    def __call__(self, prompt: Prompt, response_text: str) -> float:
+        return float(len(response_text) % 2 == 0)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def engine(started: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     started.reset_prefix_cache()
     monkeypatch.setattr(started, "close", lambda: None)
     monkeypatch.setitem(sys.modules, "rollverify.build", parts_with(started))
-    monkeypatch.setitem(REWARDS, "exact_answer", has_even_length)
+    monkeypatch.setitem(BUILT_IN, "exact_answer", EvenLength)
     return started
 
 
@@ -86,7 +88,7 @@ def evaluate(folder: Path, output: Path, **changes: Any) -> dict[int, ProblemRec
 def test_the_numbers_are_those_of_training(engine, folder, tmp_path):
     found = summarize(list(evaluate(folder, tmp_path).values()), has_answers=False)
     model = read_model_folder(folder / "model", 512)
-    _, encoded = load_encoded(folder / "test.jsonl", model, 32, has_even_length)
+    _, encoded = load_encoded(folder / "test.jsonl", model, 32, EvenLength())
     engine.reset_prefix_cache()
     stage = Evaluation(
         engine=engine,

@@ -175,7 +175,7 @@ def test_a_filter_with_the_engines_log_probs_and_masked_old_tokens(workspace: Pa
     settings = {
         "training.steps": 4,
         "method.name": "partial_rollout",
-        "verification.reference": "behavior",
+        "verification.against": "behavior",
         "filter.name": "staleness",
         "filter.max_staleness": 1,
         "filter.discard": "group",

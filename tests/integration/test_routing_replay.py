@@ -96,7 +96,7 @@ def test_nothing_of_zero_age_is_cut_under_replay(
     """Paused and scored before any update, with the engine's experts on both sides."""
     run = Run(pair, tmp_path, reference, routing=SHAPE)
     state = run.step(0, train=lambda finished: None)
-    tokens = torch.cat(run.scoring.token_ops)
+    tokens = torch.cat(run.token_ops)
     assert len(tokens) > 100 and tokens.max() <= ZERO_AGE_LIMIT
     assert state.metrics["verification/acceptance_rate"] == 1.0
 

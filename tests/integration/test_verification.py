@@ -22,14 +22,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     made.engine.close()
 
 
-@pytest.mark.parametrize("reference", ["anchor", "behavior"])
-def test_nothing_of_zero_age_is_cut(pair: Pair, tmp_path: Path, reference: str) -> None:
+@pytest.mark.parametrize("against", ["anchor", "behavior"])
+def test_nothing_of_zero_age_is_cut(pair: Pair, tmp_path: Path, against: str) -> None:
     """Paused and scored before any update; the engine's own log-probs are as good a reference."""
-    run = Run(pair, tmp_path, reference)
+    run = Run(pair, tmp_path, against)
     state = run.step(0, train=lambda finished: None)
-    tokens = torch.cat(run.scoring.token_ops)
+    tokens = torch.cat(run.token_ops)
     assert len(tokens) > 100 and tokens.max() <= ZERO_AGE_LIMIT
-    if reference == "behavior":
+    if against == "behavior":
         assert tokens.max() > 0.0  # Two forward passes of different code: not the same bits.
     assert state.metrics["verification/acceptance_rate"] == 1.0
     assert (tmp_path / "cuts.jsonl").read_text() == ""
@@ -54,6 +54,6 @@ def test_a_large_update_cuts_and_what_is_left_goes_on(pair: Pair, tmp_path: Path
         assert gap <= ZERO_AGE_LIMIT
     fresh = [
         ops[one["policy_version"] == 1]
-        for ops, one in zip(run.scoring.token_ops, run.scoring.trajectories, strict=True)
+        for ops, one in zip(run.token_ops, run.scored.trajectories, strict=True)
     ]
     assert torch.cat(fresh).max() <= ZERO_AGE_LIMIT

@@ -236,7 +236,7 @@ def test_an_expert_of_another_shape_is_an_error(engine: Any, folders: list[Path]
     """vLLM's own loader takes a smaller expert without a word."""
     sync = make_sync(engine, folders[0])
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
-    sync._parameters = lambda: iter([(name, torch.zeros(32, 64))])
+    sync.parameters = lambda: iter([(name, torch.zeros(32, 64))])
     with pytest.raises(WeightSyncError, match=r"expert 3, w3: got shape \[32, 64\], .* \[64, 64\]"):
         sync.push(0)
 

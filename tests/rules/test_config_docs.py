@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rollverify.config.flags import field_docs
-from rollverify.config.schema import SETTINGS, TABLES, Config
-from rollverify.config.setting import settings_of
+from rollverify.config.tables import SETTINGS, Config, classes_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "rollverify"
 
 REFUSED_BY_THE_CHECK = {"rollout.top_p", "rollout.top_k"}
-"""Settings that exist to be refused: `config/check.py` allows one value and says why."""
+"""Settings that exist to be refused: `config/rules.py` allows one value and says why."""
 
 
 def reads_in(source: str) -> set[tuple[str, str]]:
@@ -24,7 +22,7 @@ def reads_in(source: str) -> set[tuple[str, str]]:
     `table: TrainingConfig`, counts as that table.
     """
     tree = ast.parse(source)
-    classes = {table.__name__: name for name, table in TABLES.items()}
+    classes = {kind.__name__: table for table in Config.model_fields for kind in classes_of(table)}
     aliases: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.arg | ast.AnnAssign) and isinstance(node.annotation, ast.Name):
@@ -34,7 +32,7 @@ def reads_in(source: str) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            owner = ast.unparse(node.value)
+            owner = ast.unparse(node.value).removeprefix("self.")
             found.add((aliases.get(owner, owner.rpartition(".")[2].lstrip("_")), node.attr))
     return found
 
@@ -46,15 +44,17 @@ def reads_of_the_package() -> set[tuple[str, str]]:
     return set().union(*(reads_in(path.read_text(encoding="utf-8")) for path in files))
 
 
-@pytest.mark.parametrize("table", [Config, *TABLES.values()])
-def test_every_field_has_a_docstring(table: type) -> None:
-    fields = list(TABLES) if table is Config else list(settings_of(table))
-    docs = field_docs(table)
-    assert [name for name in fields if len(docs.get(name, "").split()) < 2] == []
+@pytest.mark.parametrize("table", Config.model_fields)
+def test_every_field_has_a_docstring(table: str) -> None:
+    for kind in classes_of(table):
+        own = {name: kind.model_fields[name] for name in kind.__annotations__}
+        docs = {name: setting.description or "" for name, setting in own.items()}
+        assert [name for name, text in docs.items() if len(text.split()) < 2] in ([], ["name"])
+        assert len((kind.__doc__ or "").split()) > 2
 
 
 def test_every_flag_in_the_documents_exists() -> None:
-    flags = {one.flag for one in SETTINGS.values()} | {"--table.key"}
+    flags = {"--" + key.replace("_", "-") for key in SETTINGS} | {"--table.key"}
     unknown = [
         (path.name, flag)
         for path in [*PACKAGE.parent.glob("*.md"), *PACKAGE.parent.glob("*/**/*.md")]
@@ -67,7 +67,7 @@ def test_every_flag_in_the_documents_exists() -> None:
 
 def test_every_setting_is_read_outside_the_config_layer() -> None:
     reads = reads_of_the_package()
-    unread = {one.key for one in SETTINGS.values() if (one.table, one.name) not in reads}
+    unread = {key for key in SETTINGS if tuple(key.split(".")) not in reads}
     assert unread == REFUSED_BY_THE_CHECK, "remove the setting or use it"
 
 

@@ -5,14 +5,10 @@ from pathlib import Path
 import pytest
 
 from rollverify.config.dump import diff
-from rollverify.config.files import read_values
-from rollverify.config.load import load_config
-from rollverify.config.loss_rules import CORRECTION_SETTINGS, LOSS_SETTINGS
-from rollverify.config.loss_tables import CorrectionConfig, LossConfig
-from rollverify.config.schema import SETTINGS
-from rollverify.config.setting import settings_of
-from rollverify.losses import LOSSES
-from rollverify.losses.corrections import CORRECTIONS
+from rollverify.config.load import load_config, read_file
+from rollverify.config.losses import CORRECTIONS, LOSSES
+from rollverify.losses import LOSS_FUNCTIONS
+from rollverify.losses.corrections import CORRECTION_FUNCTIONS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEFAULT = "train_configs/default.toml"
@@ -36,8 +32,7 @@ def test_every_loss_has_a_file_of_its_name() -> None:
 
 @pytest.mark.parametrize("file", files_in("losses"))
 def test_a_loss_file_holds_the_objective_and_nothing_else(file: str) -> None:
-    tables = {SETTINGS[key].table for key in read_values(file)}
-    assert tables <= {"run", "loss", "correction", "advantage"}
+    assert set(read_file(file)) <= {"run", "loss", "correction", "advantage"}
 
 
 @pytest.mark.parametrize("loss", files_in("losses"))
@@ -53,15 +48,6 @@ def test_the_file_of_the_default_loss_restates_the_defaults() -> None:
     assert changed == ['run.name: "default" -> "grpo"']
 
 
-def test_the_config_names_every_loss_and_correction() -> None:
-    assert SETTINGS["loss.name"].choices == tuple(LOSSES)
-    assert SETTINGS["correction.name"].choices == ("none", *CORRECTIONS)
-
-
-def test_the_rules_know_which_losses_read_a_setting() -> None:
-    """A setting without readers in the tables is read by all of them."""
-    read_by_all = {"name", "denominator", "entropy_coefficient", "mask_truncated", "aggregation"}
-    read_by_all |= {"masked_in_denominator"}
-    assert set(settings_of(LossConfig)) - read_by_all == set(LOSS_SETTINGS)
-    assert set(settings_of(CorrectionConfig)) - {"name"} == set(CORRECTION_SETTINGS)
-    assert set().union(*LOSS_SETTINGS.values()) == set(LOSSES) - {"reinforce"}
+def test_every_loss_and_correction_has_a_table_and_a_function() -> None:
+    assert set(LOSSES) == set(LOSS_FUNCTIONS)
+    assert set(CORRECTIONS) == set(CORRECTION_FUNCTIONS)

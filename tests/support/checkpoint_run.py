@@ -1,6 +1,7 @@
 """A run of one layer, a counting loop and a part of each rank, with checkpoints in real files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from rollverify.checkpoint.checkpoint import LoopState, RunCheckpoint
+from rollverify.ranks import Ranks
 
 
 class TinyCheckpointer:
@@ -46,11 +48,13 @@ class FakeRun:
             folder=folder,
             checkpointer=self.checkpointer,
             model_shapes=lambda: {k: tuple(v.shape) for k, v in self.model.state_dict().items()},
-            loop_state=LoopState(lambda: self.loop, lambda values: self.loop.update(values)),
+            loop_state=LoopState(
+                collect=lambda: self.loop, restore=lambda values: self.loop.update(values)
+            ),
             save_rank=lambda path: self.save_rank(path),
             load_rank=lambda path: self.load_rank(path),
             keep=keep,
-            rank=rank,
+            world=replace(Ranks.world(), rank=rank),
         )
 
     def save_rank(self, path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from support.tiny_models import EOS_ID, packed_row, tiny_folder, tiny_trainer
 
+from rollverify.config.tables import EngineConfig
 from rollverify.engine.engine import Completion, GenerationRequest
 from rollverify.engine.generation import run_requests
 from rollverify.engine.weight_sync import WeightSync
@@ -24,18 +25,14 @@ def tiny_engine(folder: Path, **changes: Any) -> Any:
     """A started `VllmEngine`."""
     from rollverify.engine.vllm_engine import VllmEngine
 
-    values: dict[str, Any] = {
-        "stop_token_id": EOS_ID,
-        "dtype": "float32",
-        "max_model_len": MAX_MODEL_LEN,
+    settings: dict[str, Any] = {
         "max_num_seqs": MAX_NUM_SEQS,
         "max_num_batched_tokens": MAX_MODEL_LEN,
-        "kv_cache_gib": 1.0,
         "gpu_memory_utilization": 0.2,
-        "enforce_eager": True,
-        "seed": 0,
     }
-    return VllmEngine(str(folder), **(values | changes))
+    settings |= {key: changes.pop(key) for key in [*changes] if key in EngineConfig.model_fields}
+    values = {"stop_token_id": EOS_ID, "max_model_len": MAX_MODEL_LEN, "seed": 0} | changes
+    return VllmEngine(str(folder), EngineConfig(**settings), **values)
 
 
 def request(name: str, ids: list[int], **changes: Any) -> GenerationRequest:

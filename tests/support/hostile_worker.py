@@ -1,16 +1,35 @@
-"""The maths worker's process with a comparison that misbehaves as the answer says."""
+"""A worker pool's task that does what it is asked to, most of it bad."""
 
 import os
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
-from rollverify.rewards.math_worker import serve
+from rollverify.rewards import pool
 
 _state: list[str] = []
 
 
-def compare(gold: str, answer: str) -> str:
-    match answer:
+def worker_start() -> Callable[[], Callable[[str], Any]]:
+    return lambda: answer
+
+
+def short_lived() -> Callable[[], Callable[[str], Any]]:
+    pool.CALLS_PER_WORKER = 2
+    return worker_start()
+
+
+def answer(what: str) -> Any:
+    match what:
+        case "pid":
+            return os.getpid()
+        case "modules":
+            return list(sys.modules)
+        case "sleep in a process":
+            return subprocess.Popen(["sleep", "600"]).pid
         case "C code":
             str(10 ** (10**9))
         case "loop":
@@ -20,17 +39,17 @@ def compare(gold: str, answer: str) -> str:
         case "memory":
             bytearray(4 << 30)  # never touched, so only a limit refuses it
         case "recursion":
-            compare(gold, answer)
+            answer(what)
         case "error":
             raise ValueError("cannot compare")
+        case "end":
+            os._exit(0)
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "output":
-            print("noise", flush=True)
+        case "nap":
+            time.sleep(0.5)
         case "poison":
             _state.append("poison")
-    return "right" if not _state else "poisoned"
-
-
-if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:], compare))
+        case _:
+            pass
+    return "poisoned" if _state else what

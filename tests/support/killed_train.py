@@ -26,7 +26,7 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
 
 def _in_rollout(step: int) -> None:
     """After a few engine steps of the phase."""
-    from rollverify.rollout.request_loop import RequestLoop
+    from rollverify.rollout.requests import RequestLoop
 
     def decode(original: Any, loop: Any) -> Any:
         if loop._policy_version == step - 1 and loop.stats.num_steps == DECODE_STEPS:

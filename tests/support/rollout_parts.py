@@ -7,10 +7,12 @@ from typing import Any
 from support.fakes import EOS, FakeEngine
 from tensordict import TensorDict
 
+from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
+from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
-from rollverify.rollout.request_loop import RequestLoop, ResumedRouting
+from rollverify.rollout.requests import RequestLoop, ResumedRouting
 from rollverify.rollout.rollouter import Rollouter
 
 NUM_PROMPTS = 1000
@@ -60,6 +62,8 @@ def make_parts(
     engine: FakeEngine | None = None,
     *,
     group_size: int = 1,
+    prompts_per_step: int = 2,
+    count_every: int = 1,
     max_response_tokens: int = 1000,
     mask_older: bool = False,
     routing: ResumedRouting | None = None,
@@ -68,37 +72,37 @@ def make_parts(
     **changes: Any,
 ) -> Parts:
     """Two groups per step, two requests in flight, partial rollouts without verification."""
+    rollout = RolloutConfig(
+        prompts_per_step=prompts_per_step,
+        count_every=count_every,
+        max_response_tokens=max_response_tokens,
+        mask_older_segments=mask_older,
+        temperature=0.7,
+    )
     values: dict[str, Any] = {
-        "prompts_per_step": 2,
         "num_in_flight": 2,
         "max_num_seqs": 1_000_000,
-        "count_every": 1,
         "is_on_policy": False,
         "must_be_verified": False,
-        "data_rank": 0,
-        "data_world_size": 1,
-        "data_group": None,
+        "ranks": Ranks(),
+        "dynamic_sampling": DynamicSamplingConfig(),
+        "has_signal": lambda rewards: bool((rewards != rewards[0]).any()),
     } | changes
-    rank, world_size = values["data_rank"], values["data_world_size"]
-    engine = engine or FakeEngine()
+    ranks, engine = values["ranks"], engine or FakeEngine()
     buffer, ledger = TrajectoryBuffer(group_size=group_size), PromptLedger()
-    queue = PromptQueue(
-        batches=stream(world_size), prompts=PROMPTS, data_rank=rank, data_world_size=world_size
-    )
+    queue = PromptQueue(batches=stream(ranks.size), prompts=PROMPTS, ranks=ranks)
     loop = RequestLoop(
         engine=engine,
         buffer=buffer,
         prompts=prompts,
-        max_response_tokens=max_response_tokens,
+        rollout=rollout,
         stop_token_id=EOS,
-        temperature=0.7,
         run_seed=3,
-        mask_older=mask_older,
         routing=routing,
         num_graders=num_graders,
     )
     rollouter = Rollouter(
-        loop=loop, buffer=buffer, queue=queue, ledger=ledger, group_size=group_size, **values
+        loop=loop, buffer=buffer, queue=queue, ledger=ledger, rollout=rollout, **values
     )
     return Parts(
         engine=engine, buffer=buffer, ledger=ledger, queue=queue, loop=loop, rollouter=rollouter

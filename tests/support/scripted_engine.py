@@ -75,9 +75,9 @@ class DyingEngine(ScriptedEngine):
 
 
 def parts_with(engine: Any) -> ModuleType:
-    """A stand-in for `rollverify.engine.vllm_engine`, which would load vLLM."""
-    module = ModuleType("rollverify.engine.vllm_engine")
-    module.make_engine = lambda config, model: engine  # type: ignore[attr-defined]
+    """A stand-in for `rollverify.engine.start`, which would load vLLM."""
+    module = ModuleType("rollverify.engine.start")
+    module.start_engine = lambda *_, **__: engine  # type: ignore[attr-defined]
     return module
 
 
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     if kill_at := int(sys.argv[1]):
         folder = Path(sys.argv[sys.argv.index("--evaluation.output") + 1])
         engine = DyingEngine(kill_at, folder / RECORDS_FILE)
-    sys.modules["rollverify.engine.vllm_engine"] = parts_with(engine)
+    sys.modules["rollverify.engine.start"] = parts_with(engine)
     from rollverify.evaluation.worker import main
 
     sys.exit(main(sys.argv[2:]))

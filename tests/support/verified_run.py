@@ -8,19 +8,27 @@ from support.engine_pair import MAX_NUM_SEQS, Pair
 from support.tiny_models import EOS_ID, random_documents
 from tensordict import TensorDict
 
+from rollverify.config.tables import (
+    DynamicSamplingConfig,
+    FilterConfig,
+    RolloutConfig,
+    VerificationConfig,
+)
 from rollverify.engine.model_folder import RoutingShape
 from rollverify.hooks import StepState
-from rollverify.losses.advantages import CreditRule
+from rollverify.losses.advantages import CreditRule, has_signal
 from rollverify.losses.objective import Objective
 from rollverify.metrics.json_lines import AuditLog
+from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
-from rollverify.rollout.request_loop import RequestLoop, ResumedRouting
+from rollverify.rollout.requests import RequestLoop, ResumedRouting
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.training.policy_update import PolicyUpdate
 from rollverify.training.scoring import TrajectoryScorer
-from rollverify.verification.scoring import AnchorScoring, OpsScoring
+from rollverify.verification.filters import TrajectoryFilter
+from rollverify.verification.scoring import AnchorScoring, OpsScoring, Scored
 from rollverify.verification.stage import Verification
 
 TEMPERATURE = 0.8
@@ -42,32 +50,31 @@ def make_rollouter(
         while True:
             yield from ([one] for one in PROMPTS)
 
+    rollout = RolloutConfig(
+        prompts_per_step=2, max_response_tokens=60, temperature=TEMPERATURE, count_every=1
+    )
     loop = RequestLoop(
         engine=pair.engine,
         buffer=buffer,
         prompts=PROMPTS,
-        max_response_tokens=60,
+        rollout=rollout,
         stop_token_id=EOS_ID,
-        temperature=TEMPERATURE,
         run_seed=0,
-        mask_older=False,
         routing=routing,
     )
     return Rollouter(
         loop=loop,
         buffer=buffer,
-        queue=PromptQueue(batches=batches(), prompts=PROMPTS, data_rank=0, data_world_size=1),
+        queue=PromptQueue(batches=batches(), prompts=PROMPTS, ranks=Ranks()),
         ledger=PromptLedger(),
-        prompts_per_step=2,
-        group_size=2,
+        rollout=rollout,
         num_in_flight=MAX_NUM_SEQS + 4,
         max_num_seqs=MAX_NUM_SEQS,
-        count_every=1,
         is_on_policy=False,
         must_be_verified=True,
-        data_rank=0,
-        data_world_size=1,
-        data_group=None,
+        ranks=Ranks(),
+        dynamic_sampling=DynamicSamplingConfig(),
+        has_signal=has_signal,
     )
 
 
@@ -93,7 +100,7 @@ def scorer_of(pair: Pair, routing: RoutingShape | None = None) -> TrajectoryScor
         trainer=pair.trainer,
         micro_batch_tokens=512,
         temperature=TEMPERATURE,
-        data_group=None,
+        ranks=Ranks(),
         routing=routing,
     )
 
@@ -108,7 +115,7 @@ class Run:
         self,
         pair: Pair,
         folder: Path,
-        reference: Any = "anchor",
+        against: Any = "anchor",
         routing: RoutingShape | None = None,
         on_resume: ResumedRouting = "keep",
         thresholds: tuple[float, float] = (0.01, 2.0),
@@ -117,18 +124,30 @@ class Run:
         self.buffer = TrajectoryBuffer(group_size=2)
         self.rollouter = make_rollouter(pair, self.buffer, on_resume if routing else None)
         scorer = scorer_of(pair, routing)
-        self.anchors = AnchorScoring(scorer)
-        self.scoring = OpsScoring(
-            scorer=scorer, reference=reference, symmetric=False, data_group=None
-        )
+        self.anchors = AnchorScoring(scorer=scorer)
+        self._score = OpsScoring(scorer=scorer, against=against, symmetric=False, ranks=Ranks())
         self.verification = Verification(
-            ops_scoring=self.scoring,
+            score=self.score,  # pyright: ignore[reportArgumentType]
+            filter=TrajectoryFilter(
+                settings=FilterConfig(),
+                buffer=self.buffer,
+                ledger=PromptLedger(),
+                ranks=Ranks(),
+            ),
+            settings=VerificationConfig(
+                segment_threshold=thresholds[0], token_threshold=thresholds[1]
+            ),
             buffer=self.buffer,
-            segment_threshold=thresholds[0],
-            token_threshold=thresholds[1],
             audit_log=AuditLog(folder, rank=0),
-            data_group=None,
+            ranks=Ranks(),
         )
+
+    def score(self, state: StepState) -> Scored:
+        """Score U_k and remember what was found: `scored`, and `token_ops` of each trajectory."""
+        self.scored = self._score(state)
+        lengths = self.scored.layout.trajectory_lengths.tolist()
+        self.token_ops = list(self.scored.ops.split(lengths))
+        return self.scored
 
     def step(self, version: int, train: Callable[[list[TensorDict]], Any]) -> StepState:
         """Rollout under a version, `train`, verification against the weights after it."""
@@ -137,7 +156,6 @@ class Run:
         self.anchors(state)
         train(state.finished)
         state.policy_version += 1
-        self.scoring(state)
         self.verification(state)
         self.buffer.check()
         return state

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rollverify.ranks import gather_values, reduce_metrics
+from rollverify.ranks import Ranks
 
 
 def main() -> None:
@@ -20,13 +20,14 @@ def main() -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
     )
+    ranks = Ranks.of(dist.group.WORLD)
     # Ranks insert their keys in different orders, and rank 1 has the larger maximum.
     sums = {"b": 10.0, "a": 1.0} if rank == 0 else {"a": 2.0, "b": 20.0}
-    reduced = reduce_metrics(sums, {"m": -5.0 + rank})
-    only_maxima = reduce_metrics({}, {"m": float(rank)})
-    only_sums = reduce_metrics({"a": 0.5}, {})
+    reduced = ranks.reduce(sums, {"m": -5.0 + rank})
+    only_maxima = ranks.reduce({}, {"m": float(rank)})
+    only_sums = ranks.reduce({"a": 0.5}, {})
     try:
-        reduce_metrics({f"rank_{rank}": 1.0}, {})
+        ranks.reduce({f"rank_{rank}": 1.0}, {})
         error = ""
     except RuntimeError as caught:
         error = str(caught)
@@ -34,9 +35,8 @@ def main() -> None:
     rows = [torch.tensor([0.0, 1.0]), torch.zeros(0)]
     if rank == 1:
         rows = [torch.tensor([10.0]), torch.tensor([11.0, 12.0, 13.0])]
-    group = dist.group.WORLD
-    gathered = [values.tolist() for values in gather_values(rows, group)]
-    nothing = [values.tolist() for values in gather_values([torch.zeros(0)], group)]
+    gathered = [values.tolist() for values in ranks.join(rows)]
+    nothing = [values.tolist() for values in ranks.join([torch.zeros(0)])]
     result = [reduced, only_maxima, only_sums, error, gathered, nothing]
     (folder / f"{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()

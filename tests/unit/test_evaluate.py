@@ -28,7 +28,7 @@ class Ranks:
         self.calls.append((list(flags), needs_prepare))
         name = Path(load_config(flags).config.model.path).name
         engine = ScriptedEngine(default=self._texts[name])
-        self._monkeypatch.setitem(sys.modules, "rollverify.engine.vllm_engine", parts_with(engine))
+        self._monkeypatch.setitem(sys.modules, "rollverify.engine.start", parts_with(engine))
         return evaluate_model.main(flags)
 
 
@@ -222,7 +222,7 @@ def test_the_report_says_what_was_measured(ranks, tmp_path, capsys):
     [
         (["--resume"], "goes on when the same command is given again"),
         (["--evaluation.baseline", "nowhere"], "evaluation.baseline 'nowhere' is not a folder"),
-        (["--evaluation.top-p", "0"], "evaluation.top_p must be > 0 and <= 1, got 0"),
+        (["--evaluation.top-p", "0"], "evaluation.top_p must be greater than 0, got 0"),
         (["--evaluation.tpo-p", "0.5"], "unknown flag"),
     ],
 )

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from rollverify.ranks import reduce_metrics
+from rollverify.ranks import Ranks
 
 
 def test_without_a_process_group_nothing_changes():
     sums, maxima = {"a": 1.0}, {"m": 2.0}
-    assert reduce_metrics(sums, maxima) == (sums, maxima)
+    assert Ranks.world().reduce(sums, maxima) == (sums, maxima)
 
 
 @pytest.mark.distributed

@@ -74,7 +74,12 @@ def make_run(
         HookPoint.BEFORE_WEIGHT_SYNC, "verification", lambda s: note(f"verify@{s.policy_version}")
     )
     recorder = LoggingRecorder(
-        folder, rank=0, world_size=1, total_steps=2, tensorboard=False, progress=False
+        folder=folder,
+        rank=0,
+        world_size=1,
+        total_steps=2,
+        tensorboard=False,
+        progress=False,
     )
     recorder.events = events
     parts = {
@@ -95,7 +100,7 @@ def make_run(
         "recorder": recorder,
         "evaluation": None,
         "checkpointing": Checkpointing(
-            save=lambda step: note(f"save@{step}"), every_steps=0, last_step=2
+            save_step=lambda step: note(f"save@{step}"), every_steps=0, last_step=2
         ),
         "engine": FakeEngine(events=events),
         "save_in_flight": lambda step: note(f"save in flight@{step}"),
@@ -129,14 +134,16 @@ def test_a_checkpoint_is_saved_when_the_lines_of_its_step_are_on_disk(tmp_path):
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         seen.append((step, [json.loads(line)["step"] for line in lines]))
 
-    checkpointing = Checkpointing(save=save, every_steps=1, last_step=2)
+    checkpointing = Checkpointing(save_step=save, every_steps=1, last_step=2)
     run, _ = make_run(tmp_path, checkpointing=checkpointing)
     train(run)
     assert seen == [(1, [1]), (2, [1, 2])]
 
 
 def test_the_line_after_a_checkpoint_carries_its_seconds(tmp_path):
-    checkpointing = Checkpointing(save=lambda step: time.sleep(0.05), every_steps=1, last_step=2)
+    checkpointing = Checkpointing(
+        save_step=lambda step: time.sleep(0.05), every_steps=1, last_step=2
+    )
     run, _ = make_run(tmp_path, checkpointing=checkpointing)
     train(run)
     first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())

@@ -6,19 +6,20 @@ import pytest
 from support.fakes import EOS, FakeEngine
 from support.rollout_parts import names
 
-from rollverify.checkpoint.rank_state import RankState
+from rollverify.checkpoint.rank_file import RankState
+from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
 from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
 from rollverify.errors import CheckpointError
+from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
-from rollverify.rollout.dynamic_sampling import SignalRule
 from rollverify.rollout.inputs import encoded_batches
 from rollverify.rollout.layout import flat, response_layout
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
-from rollverify.rollout.request_loop import RequestLoop
+from rollverify.rollout.requests import RequestLoop
 from rollverify.rollout.rollouter import Rollouter
-from rollverify.verification.filtering import keep_by_staleness
+from rollverify.verification.filters import keep_by_staleness
 from rollverify.verification.ops import trajectory_staleness
 
 NUM_PROMPTS = 11
@@ -29,13 +30,17 @@ ENCODED = [
 ]
 LENGTHS = {f"{g}/{s}": 3 + (5 * g + 7 * s) % 23 for g in range(100) for s in range(2)}
 
+EVERY_GROUP = DynamicSamplingConfig()
+SOME_GROUPS = DynamicSamplingConfig(enable=True, max_dropped_batches=49.5)
+"""Gives up some of the groups."""
+
 
 def make_state(
     rank: int = 0,
     world_size: int = 1,
     group_size: int = 2,
     max_response_tokens: int = 30,
-    signal_rule: SignalRule | None = None,
+    dynamic_sampling: DynamicSamplingConfig = EVERY_GROUP,
 ) -> RankState:
     """Partial rollouts of 2 groups of 2 per step with 6 requests in flight."""
     loader = PromptLoader(PROMPTS, batch_size=world_size, seed=4)
@@ -43,35 +48,32 @@ def make_state(
     queue = PromptQueue(
         batches=encoded_batches(loader, PROMPTS, ENCODED),
         prompts=ENCODED,
-        data_rank=rank,
-        data_world_size=world_size,
+        ranks=Ranks(rank=rank, size=world_size),
+    )
+    rollout = RolloutConfig(
+        prompts_per_step=2, max_response_tokens=max_response_tokens, temperature=1.0
     )
     loop = RequestLoop(
         engine=FakeEngine(stop_after=LENGTHS),
         buffer=buffer,
         prompts=ENCODED,
-        max_response_tokens=max_response_tokens,
+        rollout=rollout,
         stop_token_id=EOS,
-        temperature=1.0,
         run_seed=0,
-        mask_older=False,
     )
     rollouter = Rollouter(
         loop=loop,
         buffer=buffer,
         queue=queue,
         ledger=ledger,
-        prompts_per_step=2,
-        group_size=group_size,
+        rollout=rollout,
         num_in_flight=6,
         max_num_seqs=6,
-        count_every=1,
         is_on_policy=False,
         must_be_verified=False,
-        data_rank=0,  # Each rank runs its phases alone here.
-        data_world_size=1,
-        data_group=None,
-        signal_rule=signal_rule,
+        ranks=Ranks(),  # Each rank runs its phases alone here.
+        dynamic_sampling=dynamic_sampling,
+        has_signal=lambda rewards: rewards.sum().item() % 4 != 1,
     )
     return RankState(
         loader=loader,
@@ -79,10 +81,8 @@ def make_state(
         ledger=ledger,
         queue=queue,
         rollouter=rollouter,
-        max_response_tokens=max_response_tokens,
-        temperature=1.0,
-        data_rank=rank,
-        data_world_size=world_size,
+        rollout=rollout,
+        ranks=queue.ranks,
     )
 
 
@@ -101,21 +101,15 @@ def collect(state: RankState, versions: range) -> list[object]:
     return seen
 
 
-SOME_GROUPS = SignalRule(
-    has_signal=lambda rewards: rewards.sum().item() % 4 != 1, max_given_up=99, at_cap="stop"
-)
-"""Gives up some of the groups."""
-
-
-@pytest.mark.parametrize("signal_rule", [None, SOME_GROUPS])
+@pytest.mark.parametrize("dynamic_sampling", [EVERY_GROUP, SOME_GROUPS])
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 6])
 def test_a_restored_rank_goes_on_as_if_it_had_not_stopped(
-    tmp_path: Path, saved_after: int, signal_rule: SignalRule | None
+    tmp_path: Path, saved_after: int, dynamic_sampling: DynamicSamplingConfig
 ):
     """DC03, DC11: nothing is trained twice, skipped, or made with another seed."""
-    whole = make_state(signal_rule=signal_rule)
+    whole = make_state(dynamic_sampling=dynamic_sampling)
     expected = collect(whole, range(9))
-    first, second = (make_state(signal_rule=signal_rule) for _ in range(2))
+    first, second = (make_state(dynamic_sampling=dynamic_sampling) for _ in range(2))
     seen = collect(first, range(saved_after))
     first.save(tmp_path)
     second.load(tmp_path)
@@ -123,7 +117,7 @@ def test_a_restored_rank_goes_on_as_if_it_had_not_stopped(
     assert seen == expected
     assert second.buffer.counts == whole.buffer.counts
     assert second.ledger.counts() == whole.ledger.counts()
-    assert (whole.ledger.counts()["filtered"] > 0) == (signal_rule is not None)
+    assert (whole.ledger.counts()["filtered"] > 0) == dynamic_sampling.enable
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (2, 3)])
@@ -197,7 +191,7 @@ def test_a_limit_below_what_is_under_way_is_refused(tmp_path: Path):
 def test_another_temperature_is_refused(tmp_path: Path):
     make_state().save(tmp_path)
     other = make_state()
-    other.temperature = 0.3
+    other.rollout = RolloutConfig(temperature=0.3)
     with pytest.raises(CheckpointError, match=r"rollout\.temperature = 1\.0.*resume with the same"):
         other.load(tmp_path)
 

@@ -1,6 +1,5 @@
 """TOML and JSON text of a config, and the difference of two."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -11,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollverify.config.dump import diff, to_dict, to_json, to_toml, toml_value
-from rollverify.config.load import load_config
-from rollverify.config.method_tables import VerificationConfig
-from rollverify.config.schema import Config
+from rollverify.config.load import load_config, read_config
+from rollverify.config.losses import Gspo, NoCorrection
+from rollverify.config.tables import Config, VerificationConfig
 
 Write = Callable[..., list[str]]
 
@@ -40,13 +39,8 @@ def test_toml_value_refuses_what_toml_does_not_have() -> None:
 
 def test_toml_round_trips_through_load(write: Write) -> None:
     odd = {"text": 'a "b" \\ \n é', "list": [1, 2.5, True], "a b": {"x": 1e-9}}
-    config = Config()
-    config = dataclasses.replace(
-        config,
-        engine=dataclasses.replace(config.engine, options=odd),
-        model=dataclasses.replace(config.model, path='C:\\x "y"'),
-        training=dataclasses.replace(config.training, lr=1e-7, steps=3),
-    )
+    tables = {"engine": {"options": odd}, "model": {"path": 'C:\\x "y"'}, "training": {"lr": 1e-7}}
+    config = read_config(settings=tables | {"loss": {"name": "a:b", "settings": {"c": [1, "d"]}}})
     assert load_config(write(to_toml(config))).config == config
 
 
@@ -59,7 +53,7 @@ def test_toml_with_sources_still_loads(write: Write) -> None:
 def test_infinity_round_trips_through_toml_and_is_text_in_json(write: Write) -> None:
     """JSON has no infinity, and a bare `Infinity` is refused by most readers."""
     verification = VerificationConfig(segment_threshold=math.inf)
-    config = dataclasses.replace(Config(), verification=verification)
+    config = Config(verification=verification)
     assert "segment_threshold = inf\n" in to_toml(config)
     assert load_config(write(to_toml(config))).config == config
     values = json.loads(to_json(config), parse_constant=pytest.fail)
@@ -79,16 +73,17 @@ def test_dict_is_by_table_and_key() -> None:
 
 def test_diff_shows_infinity_as_it_is_written() -> None:
     verification = VerificationConfig(token_threshold=math.inf)
-    new = dataclasses.replace(Config(), verification=verification)
+    new = Config(verification=verification)
     assert diff(Config(), new) == ["verification.token_threshold: 2.0 -> inf"]
 
 
 def test_diff_lists_changed_settings_in_schema_order() -> None:
-    old = Config()
-    new = dataclasses.replace(
-        old,
-        training=dataclasses.replace(old.training, steps=61),
-        run=dataclasses.replace(old.run, name="b"),
-    )
+    old, new = Config(), read_config(settings={"training": {"steps": 61}, "run": {"name": "b"}})
     assert diff(old, new) == ['run.name: "default" -> "b"', "training.steps: 60 -> 61"]
     assert diff(new, new) == []
+
+
+def test_diff_of_two_losses_says_what_one_of_them_has_not() -> None:
+    sequence = Gspo(aggregation="sequence_mean")
+    changed = diff(Config(), Config(loss=sequence, correction=NoCorrection()))
+    assert {'loss.name: "grpo" -> "gspo"', "loss.dual_clip: 0.0 -> unset"} <= set(changed)

@@ -21,11 +21,11 @@ def set_of(*texts):
 def test_encode_gives_plain_ids_without_bos():
     tokenizer = build_tokenizer()
     found = encode_prompts(set_of("Fk2=", "A"), tokenizer, 4)
-    assert [list(one.token_ids) for one in found] == [
+    assert [list(text.token_ids) for text in found] == [
         tokenizer.encode("Fk2=").ids,
         tokenizer.encode("A").ids,
     ]
-    assert [len(one.token_ids) for one in found] == [4, 1]
+    assert [len(text.token_ids) for text in found] == [4, 1]
 
 
 def test_a_bos_that_the_text_spells_out_stays_single():
@@ -63,7 +63,7 @@ def test_long_prompts_are_dropped_on_demand_and_counted(caplog):
     caplog.set_level(logging.WARNING, logger="rollverify")
     prompts = set_of("Fk2=", "Fk12=", "A", "Fk123=")
     found = encode_prompts(prompts, build_tokenizer(), 4, long_prompts="drop")
-    assert [(one.prompt.text, one.place) for one in found] == [
+    assert [(text.prompt.text, text.place) for text in found] == [
         ("Fk2=", "set.jsonl:1"),
         ("A", "set.jsonl:3"),
     ]

@@ -10,8 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from rollverify.config.schema import DataConfig
-from rollverify.config.setting import settings_of
+from rollverify.config.tables import DataConfig
 from rollverify.data.presets import PRESETS
 from rollverify.data.prompts import read_prompt_set
 from rollverify.data.sources import SourceOptions, resolve_source
@@ -73,7 +72,7 @@ LOCAL_COPIES = [
 
 
 def read(preset, path, **options):
-    found = SourceOptions(**{"columns": {}, "hub": {}, **options})
+    found = SourceOptions(**options)
     text = f"{preset}:{path}"
     return read_prompt_set(resolve_source(text, use="train", setting="data.train", options=found))
 
@@ -83,7 +82,7 @@ def test_every_preset_has_a_schema_here_and_stands_in_the_docs():
     text = DOCS.read_text(encoding="utf-8")
     missing = [name for name, one in PRESETS.items() if f"| `{name}` | `{one.hub}` |" not in text]
     assert missing == []
-    assert [name for name in settings_of(DataConfig) if f"`{name}`" not in text] == []
+    assert [name for name in DataConfig.model_fields if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("preset", SCHEMAS)

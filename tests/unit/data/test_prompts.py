@@ -1,5 +1,6 @@
 """Reading and writing prompt sets; every bad file gives one clear line."""
 
+import json
 import logging
 import os
 import subprocess
@@ -36,6 +37,19 @@ def test_load_reads_lines_in_order_with_default_ids(prompt_file):
         Prompt(prompt_id="2", text="x", answer="y"),
         Prompt(prompt_id="7", text="p", answer="q"),
     ]
+
+
+def test_a_prompt_keeps_its_whole_row(prompt_file):
+    row = {"id": 7, "prompt": "1 + 1", "answer": 2, "level": 3, "tests": [{"in": None}]}
+    (prompt,) = load_prompts(prompt_file(json.dumps(row)))
+    assert prompt.columns == row
+    assert Prompt(prompt_id="a", text="x", answer="y").columns == {}
+
+
+def test_only_the_rows_of_prompts_that_stay_are_kept(prompt_file):
+    path = prompt_file(REPEATED)
+    found = read_prompt_set(PromptSource(location=path, drop_duplicates=True))
+    assert [prompt.columns["answer"] for prompt in found.prompts] == ["2", "3"]
 
 
 def test_load_splits_at_newlines_only(prompt_file):

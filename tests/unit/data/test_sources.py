@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from rollverify.data.hub import HubDataset
 from rollverify.data.presets import PRESETS
+from rollverify.data.rows import HubDataset
 from rollverify.data.sources import SourceOptions, resolve_source
 from rollverify.data.templates import TEMPLATES
 from rollverify.errors import ConfigError
 
 
 def resolve(text, use="train", **options):
-    found = SourceOptions(**{"columns": {}, "hub": {}, **options})
+    found = SourceOptions(**options)
     return resolve_source(text, use=use, setting=f"data.{use}", options=found)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollverify.config.data_rules import TEMPLATE_NAMES
+from rollverify.config.rules import TEMPLATE_NAMES
 from rollverify.data.templates import TEMPLATES, ChatTemplate, fill, read_chat_template, unfill
 from rollverify.errors import ConfigError, DataError
 from rollverify.toy.tokenizer import save_tokenizer

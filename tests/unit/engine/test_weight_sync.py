@@ -154,7 +154,7 @@ def test_an_error_inside_the_transfer_leaves_no_version():
 
     parts = Parts()
     parts.sync.push(1)
-    parts.sync._parameters = broken
+    parts.sync.parameters = broken
     with pytest.raises(RuntimeError, match="gather failed"):
         parts.sync.push(2)
     assert parts.sync.policy_version is None

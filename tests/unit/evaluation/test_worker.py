@@ -25,7 +25,7 @@ def record(
     monkeypatch: pytest.MonkeyPatch, flags: list[str], engine: ScriptedEngine
 ) -> dict[int, ProblemRecord]:
     """Run the rank; returns the records it leaves."""
-    monkeypatch.setitem(sys.modules, "rollverify.engine.vllm_engine", parts_with(engine))
+    monkeypatch.setitem(sys.modules, "rollverify.engine.start", parts_with(engine))
     assert main(flags) == 0
     folder = Path(flags[flags.index("--evaluation.output") + 1])
     return read_records(folder / RECORDS_FILE)[1]
@@ -107,7 +107,7 @@ def test_other_weights_do_not_go_on(monkeypatch, capsys, flags, tmp_path):
 
 def test_responses_without_a_verdict_are_counted_in_the_log(monkeypatch, flags, caplog):
     counts = {"error": 1, "timeout": 2, "gold_unreadable": 0}
-    monkeypatch.setattr("rollverify.rewards.counts_of", lambda _: lambda: counts)
+    monkeypatch.setattr("rollverify.rewards.ExactAnswer.take_counts", lambda _: counts)
     record(monkeypatch, flags, ScriptedEngine())
     assert "3 responses count as wrong without a verdict (1 error, 2 timeout)" in caplog.text
 

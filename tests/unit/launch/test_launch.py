@@ -187,7 +187,7 @@ def test_second_signal_ends_the_run_at_once(start: Start, tmp_path: Path) -> Non
 def test_ctrl_c_while_the_launcher_is_loaded_prints_nothing(tmp_path: Path) -> None:
     """A module it imports takes its time; run_train.sh starts the launcher like this."""
     source = f"import time\nopen({str(tmp_path / 'up')!r}, 'w').write('up\\n')\ntime.sleep(60)\n"
-    (tmp_path / "tyro.py").write_text(source)
+    (tmp_path / "tomli.py").write_text(source)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-m", "rollverify.launch", "--nproc", "1", "--"]
     child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

@@ -4,12 +4,15 @@ The batch becomes one packed row, its padding left in as positions outside the m
 """
 
 import random
+from dataclasses import replace
 
 import torch
 
-from rollverify.losses import LOSSES, TAKES_WEIGHTS, LossInputs
+from rollverify.config.losses import CORRECTIONS, LOSSES
+from rollverify.losses import LOSS_FUNCTIONS, TAKES_WEIGHTS
 from rollverify.losses.aggregation import Normalizer, count_batch
-from rollverify.losses.corrections import CORRECTIONS, CorrectionInputs
+from rollverify.losses.corrections import CORRECTION_FUNCTIONS
+from rollverify.losses.inputs import LossInputs
 
 SETTING_OF = {
     "eps_low": "clip_low",
@@ -42,6 +45,8 @@ def loss_inputs(policy, denominator, behavior, advantages, mask, dtype=torch.flo
         denominator_logprobs=flat(denominator, dtype),
         behavior_logprobs=flat(behavior, dtype),
         anchor_logprobs=flat(denominator, dtype),
+        numerator_logprobs=flat(denominator, dtype),
+        ages=torch.zeros(sum(map(len, mask)), dtype=torch.int64),
         advantages=advantages_of(advantages, mask).to(dtype),
         loss_mask=flat(mask, torch.bool),
         sequence_ids=sequence_ids(mask),
@@ -49,25 +54,21 @@ def loss_inputs(policy, denominator, behavior, advantages, mask, dtype=torch.flo
     )
 
 
+def token_loss(name, inputs, **settings):
+    """(token loss, diagnostics) of a loss by name."""
+    return LOSS_FUNCTIONS[name](inputs, LOSSES[name](**settings))
+
+
 def correct(
     name, numerator, behavior, mask, *, policy=None, advantages=None, ages=None, **settings
 ):
     """A correction on nested lists; what it does not read may be left out."""
+    zeros = [[0.0] * len(row) for row in mask]
+    inputs = loss_inputs(policy or zeros, zeros, behavior, advantages or [0.0] * len(mask), mask)
     numerator = numerator if isinstance(numerator, torch.Tensor) else flat(numerator)
-    none = torch.zeros_like(numerator)
-    return CORRECTIONS[name](
-        CorrectionInputs(
-            numerator_logprobs=numerator,
-            behavior_logprobs=flat(behavior),
-            policy_logprobs=none if policy is None else flat(policy),
-            advantages=none if advantages is None else advantages_of(advantages, mask),
-            ages=none.long() if ages is None else flat(ages, torch.int64),
-            loss_mask=flat(mask, torch.bool),
-            sequence_ids=sequence_ids(mask),
-            num_sequences=len(mask),
-        ),
-        **settings,
-    )
+    ages = inputs.ages if ages is None else flat(ages, torch.int64)
+    inputs = replace(inputs, numerator_logprobs=numerator, ages=ages)
+    return CORRECTION_FUNCTIONS[name](inputs, CORRECTIONS[name](**settings))
 
 
 def batch_weights(mode, mask, constant):
@@ -86,12 +87,11 @@ def run(name, rows, *, aggregation, constant=None, correction=None, **settings):
     policy = flat(policy).requires_grad_()
     inputs = loss_inputs(policy, denominator, behavior, advantages, mask)
     if correction is not None and name in TAKES_WEIGHTS:
-        values = {field: getattr(inputs, field) for field in LossInputs.__slots__}
-        inputs = LossInputs(**values | {"correction_weights": correction.weights})
-    token_loss, _ = LOSSES[name](inputs, **settings)
+        inputs = replace(inputs, correction_weights=correction.weights)
+    values, _ = token_loss(name, inputs, **settings)
     if correction is not None and name not in TAKES_WEIGHTS:
-        token_loss = correction.weights * token_loss
-    loss = (token_loss * batch_weights(aggregation, mask, constant)).sum()
+        values = correction.weights * values
+    loss = (values * batch_weights(aggregation, mask, constant)).sum()
     loss.backward()
     return loss.item(), policy.grad
 

@@ -7,6 +7,26 @@ import torch.distributed as dist
 from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
 
+from rollverify.config.losses import (
+    Cispo,
+    DecoupledPpo,
+    DrGrpo,
+    GeometricMask,
+    Grpo,
+    Gspo,
+    GspoToken,
+    Icepop,
+    M2po,
+    Masked,
+    MaskStale,
+    NoCorrection,
+    Opsm,
+    Reinforce,
+    Sapo,
+    Truncated,
+    Vespo,
+)
+from rollverify.config.tables import KlConfig
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.rollout.trajectory import Status
@@ -14,43 +34,29 @@ from rollverify.training.policy_update import PolicyUpdate
 
 VERSION = 3
 WIDE_CLIP = {"clip_low": 0.2, "clip_high": 0.3}
+BEHAVIOR, AT_SAMPLING = {"denominator": "behavior"}, {"denominator": "anchor_at_sampling"}
+NONE = NoCorrection()
 
 OBJECTIVES = {
     "grpo": Objective(),
-    "grpo_behavior": Objective(denominator="behavior", correction_name="none"),
-    "grpo_at_sampling": Objective(
-        denominator="anchor_at_sampling", loss_settings={"dual_clip": 1.5}
-    ),
-    "dr_grpo": Objective(loss_name="dr_grpo", correction_name="icepop"),
+    "grpo_behavior": Objective(loss=Grpo(**BEHAVIOR), correction=NONE),
+    "grpo_at_sampling": Objective(loss=Grpo(**AT_SAMPLING, dual_clip=1.5)),
+    "dr_grpo": Objective(loss=DrGrpo(), correction=Icepop()),
     "gspo": Objective(
-        loss_name="gspo",
-        loss_settings=WIDE_CLIP,
-        denominator="anchor_at_sampling",
-        correction_settings={"level": "sequence"},
+        loss=Gspo(**WIDE_CLIP, **AT_SAMPLING), correction=Truncated(level="sequence")
     ),
     "gspo_token": Objective(
-        loss_name="gspo_token",
-        loss_settings=WIDE_CLIP,
-        denominator="behavior",
-        correction_name="geometric_mask",
-        correction_settings={"low": 0.7, "high": 1.4},
+        loss=GspoToken(**WIDE_CLIP, **BEHAVIOR), correction=GeometricMask(low=0.7, high=1.4)
     ),
-    "sapo": Objective(loss_name="sapo", denominator="behavior", correction_name="opsm"),
-    "vespo": Objective(loss_name="vespo", denominator="anchor_at_sampling"),
-    "cispo": Objective(
-        loss_name="cispo",
-        denominator="behavior",
-        correction_name="mask_stale",
-        correction_settings={"max_age": 1},
-    ),
-    "decoupled_ppo": Objective(loss_name="decoupled_ppo", correction_name="none"),
-    "m2po": Objective(loss_name="m2po", denominator="behavior", correction_name="none"),
+    "sapo": Objective(loss=Sapo(**BEHAVIOR), correction=Opsm()),
+    "vespo": Objective(loss=Vespo(**AT_SAMPLING)),
+    "cispo": Objective(loss=Cispo(**BEHAVIOR), correction=MaskStale(max_age=1)),
+    "decoupled_ppo": Objective(loss=DecoupledPpo(), correction=NONE),
+    "m2po": Objective(loss=M2po(**BEHAVIOR), correction=NONE),
     "reinforce": Objective(
-        loss_name="reinforce",
-        correction_name="masked",
-        correction_settings={"level": "sequence", "low": 0.1, "high": 10.0},
+        loss=Reinforce(), correction=Masked(level="sequence", low=0.1, high=10.0)
     ),
-    "terms": Objective(kl_coefficient=0.3, entropy_coefficient=0.2),
+    "terms": Objective(loss=Grpo(entropy_coefficient=0.2), kl=KlConfig(coefficient=0.3)),
 }
 """Every loss and every correction at least once, and the two extra terms."""
 

@@ -116,7 +116,6 @@ def test_nothing_gives_nothing():
         (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), "none", "rewards"),
         (torch.zeros(2), torch.zeros(2), "none", "integers"),
         (torch.tensor([0.0, torch.nan]), torch.zeros(2, dtype=torch.int64), "none", "reward 1"),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), "sample", "'sample'"),
     ],
 )
 def test_bad_input_is_refused(rewards, group_ids, std, message):
@@ -146,18 +145,6 @@ def test_leave_one_out_is_that_of_the_transcription():
     assert found.tolist() == pytest.approx(leave_one_out(rewards), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"baseline": "value"}, "'group_mean' or 'leave_one_out', got 'value'"),
-        ({"baseline": "leave_one_out", "std": "unbiased"}, "takes std 'none', got 'unbiased'"),
-    ],
-)
-def test_bad_baselines_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        group_advantages(*one_group(1.0, 0.0), **settings)
-
-
 @pytest.mark.parametrize("num_right", range(5))
 def test_a_group_has_signal_unless_all_or_none_are_right(num_right):
     rewards = torch.tensor([1.0] * num_right + [0.0] * (4 - num_right))
@@ -178,9 +165,3 @@ def test_the_penalty_grows_over_the_last_tokens(tokens, penalty):
         torch.tensor([tokens]), max_tokens=20480, buffer_tokens=4096, factor=2.0
     )
     assert doubled.tolist() == pytest.approx([2 * penalty], abs=1e-7)
-
-
-@pytest.mark.parametrize("settings", [{"buffer_tokens": 0}, {"buffer_tokens": 11}, {"factor": -1}])
-def test_bad_penalties_are_refused(settings):
-    with pytest.raises(ValueError, match=r"buffer_tokens must be in \(0, 10\] and factor >= 0"):
-        overlong_penalty(torch.tensor([1]), **({"max_tokens": 10, "buffer_tokens": 4} | settings))

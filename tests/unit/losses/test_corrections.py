@@ -6,9 +6,7 @@ import pytest
 import torch
 from unit.losses import correction_reference as reference
 from unit.losses.loss_examples import (
-    ADVANTAGES,
     FAULT_CASES,
-    LP_NEW,
     LP_OLD,
     LP_ROLL,
     MASK,
@@ -17,7 +15,7 @@ from unit.losses.loss_examples import (
 )
 from unit.losses.loss_rows import correct, flat, random_rows
 
-from rollverify.losses.corrections import CORRECTIONS
+from rollverify.config.losses import CORRECTIONS
 
 PRODUCTS = [SEQUENCE_PRODUCTS[0]] * 3 + [SEQUENCE_PRODUCTS[1]] * 2
 MASK_ROW = flat(MASK, torch.bool)
@@ -146,27 +144,3 @@ def test_opsm_spares_good_responses_and_small_shifts():
     good = correct("opsm", *rows, policy=policy, advantages=[1.0, 1.0], delta=0.19)
     assert good.weights.tolist() == [1, 1, 1, 1]
     assert correct("opsm", *rows, policy=policy, advantages=[-1.0, 1.0], delta=0.21).weights.all()
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "message"),
-    [
-        ("truncated", {"threshold": 0.0}, "threshold must be > 0, got 0.0"),
-        ("truncated", {"level": "group"}, "'token' or 'sequence', got 'group'"),
-        ("masked", {"low": 2.0, "high": 1.0}, r"0 <= low <= high, got \[2.0, 1.0\]"),
-        ("icepop", {"low": -1.0}, "0 <= low"),
-        ("geometric_mask", {"high": 0.5}, "0 <= low <= high"),
-        ("mask_stale", {"max_age": -1}, "max_age must be >= 0 steps, got -1"),
-        ("opsm", {"delta": -0.1}, "delta must be >= 0"),
-    ],
-)
-def test_bad_settings_are_refused(name, settings, message):
-    with pytest.raises(ValueError, match=message):
-        correct(name, LP_OLD, LP_ROLL, MASK, policy=LP_NEW, advantages=ADVANTAGES, **settings)
-
-
-def test_rows_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="behavior_logprobs has shape"):
-        correct("truncated", LP_OLD, [LP_ROLL[0]], MASK)
-    with pytest.raises(ValueError, match="ages has shape"):
-        correct("mask_stale", LP_OLD, LP_ROLL, MASK, ages=[[0]])

@@ -1,6 +1,7 @@
 """What all losses share: checks of a row, sequence statistics, diagnostics, the KL penalty."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from unit.losses.loss_examples import (
 )
 from unit.losses.loss_rows import correct, flat, loss_inputs, random_rows
 
-from rollverify.losses import LossInputs
 from rollverify.losses.diagnostics import (
     RATIO_BUCKETS,
     RATIO_EDGES,
@@ -33,26 +33,6 @@ from rollverify.losses.inputs import check_finite, sequence_means, sequence_sums
 MASK_ROW = flat(MASK, torch.bool)
 
 
-def changed_inputs(**changes):
-    inputs = loss_inputs(LP_NEW, LP_OLD, LP_ROLL, ADVANTAGES, MASK)
-    return LossInputs(**{name: getattr(inputs, name) for name in LossInputs.__slots__} | changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"denominator_logprobs": flat(LP_OLD)[:5]}, "denominator_logprobs has shape"),
-        ({"policy_logprobs": flat(LP_NEW).bfloat16()}, "policy_logprobs must be float32"),
-        ({"loss_mask": MASK_ROW.float()}, "loss_mask must be"),
-        ({"sequence_ids": torch.zeros(6)}, "sequence_ids must be"),
-        ({"num_sequences": 0}, "num_sequences must be >= 1, got 0"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        changed_inputs(**changes)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_named(value):
     row = torch.tensor([-1.0, value, value])
@@ -63,10 +43,15 @@ def test_a_value_that_is_not_finite_is_named(value):
 
 def test_sequence_statistics_leave_masked_positions_out():
     values, mask = torch.tensor([1.0, 2.0, 0.0, 5.0, 0.0]), torch.tensor([1, 1, 0, 1, 0]).bool()
-    ids = torch.tensor([1, 1, 1, 0, -1])
-    sums, index = sequence_sums(values, mask, ids, 3)
+    inputs = replace(
+        loss_inputs(*[[[0.0] * 5]] * 3, [0.0], [[0] * 5]),
+        loss_mask=mask,
+        sequence_ids=torch.tensor([1, 1, 1, 0, -1]),
+        num_sequences=3,
+    )
+    sums, index = sequence_sums(values, inputs)
     assert sums.tolist() == [5.0, 3.0, 0.0] and index.tolist() == [1, 1, 0, 0, 0]
-    assert sequence_means(values, mask, ids, 3)[0].tolist() == [5.0, 1.5, 0.0]
+    assert sequence_means(values, inputs)[0].tolist() == [5.0, 1.5, 0.0]
 
 
 def test_diagnostics_have_the_worked_values():
@@ -159,8 +144,6 @@ def test_kl_stays_finite_and_out_of_the_mask():
         assert gradient.isfinite().all() and gradient[2] == 0.0
 
 
-def test_kl_refuses_what_it_does_not_know():
-    with pytest.raises(ValueError, match="'k1', 'k2' or 'k3', got 'k4'"):
-        kl_penalty(flat(LP_NEW), flat(LP_OLD), MASK_ROW, "k4")
+def test_kl_refuses_a_reference_that_is_not_finite():
     with pytest.raises(ValueError, match=r"reference_logprobs\[0\] is nan"):
         kl_penalty(flat(LP_NEW), flat(LP_OLD) * math.nan, MASK_ROW)

@@ -4,6 +4,7 @@ Four equally likely tokens, so every log-prob of the policy is -log 4; rho = pol
 each token is set by the behavior's log-prob.
 """
 
+from dataclasses import replace
 from math import log
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
 
+from rollverify.config.losses import Grpo, Icepop
+from rollverify.config.tables import AdvantageConfig
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
 
-ICEPOP = Objective(correction_name="icepop", correction_settings={"low": 0.5, "high": 5.0})
+ICEPOP = Objective(correction=Icepop(low=0.5, high=5.0))
 
 
 def hand_case() -> list[TensorDict]:
@@ -39,7 +42,7 @@ def take(aggregation: str, finished: list[TensorDict], **changes: object) -> tup
         trainer.logits.zero_()
     settings = {
         "objective": ICEPOP,
-        "credit": CreditRule(std="none", max_response_tokens=4),
+        "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=4),
         "micro_batch_tokens": 64,
         "temperature": 1.0,
         "constant_length": 4,
@@ -74,7 +77,7 @@ def test_dropped_tokens_are_as_if_they_were_outside_the_loss_mask(aggregation):
     outside = hand_case()
     for one in outside:
         one["loss_mask"] = one["behavior_logprobs"] > -log(4) - 1.0
-    terms = {"objective": Objective(correction_name="icepop", entropy_coefficient=0.3)}
+    terms = {"objective": replace(ICEPOP, loss=Grpo(entropy_coefficient=0.3))}
     dropped, _ = take(aggregation, hand_case(), masked_in_denominator=False, **terms)
     left_out, _ = take(aggregation, outside, **terms)
     torch.testing.assert_close(dropped.gradient, left_out.gradient, atol=1e-7, rtol=0)

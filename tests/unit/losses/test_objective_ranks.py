@@ -7,8 +7,7 @@ import torch
 from support.fakes import ScoringTrainer
 from unit.losses.objective_cases import MASKING, OBJECTIVES, RANK_CASES, stale_batch, take_step
 
-from rollverify.losses import LOSSES
-from rollverify.losses.corrections import CORRECTIONS
+from rollverify.config.losses import CORRECTIONS, LOSSES
 
 SPLIT_KEYS = {"train/num_micro_batches"}
 """Metrics that say how the work was split."""
@@ -29,8 +28,8 @@ def assert_same(got: tuple, want: tuple) -> None:
 
 def test_every_loss_and_correction_is_covered():
     objectives = OBJECTIVES.values()
-    assert {one.loss_name for one in objectives} == set(LOSSES)
-    assert {one.correction_name for one in objectives} == {*CORRECTIONS, "none"}
+    assert {objective.loss.name for objective in objectives} == set(LOSSES)
+    assert {objective.correction.name for objective in objectives} == set(CORRECTIONS)
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 20])

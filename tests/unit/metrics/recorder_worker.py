@@ -14,7 +14,12 @@ from rollverify.metrics.recorder import Recorder
 
 def main() -> None:
     recorder = Recorder(
-        Path(sys.argv[1]), rank=0, world_size=1, total_steps=10, tensorboard=True, progress=True
+        folder=Path(sys.argv[1]),
+        rank=0,
+        world_size=1,
+        total_steps=10,
+        tensorboard=True,
+        progress=True,
     )
     for step in (1, 2, 3):
         state = StepState(step=step, policy_version=step - 1)

@@ -14,6 +14,7 @@ from support.fakes import trajectory
 from rollverify.hooks import StepState
 from rollverify.metrics.json_lines import SlotLog
 from rollverify.metrics.rollout import SlotTrace
+from rollverify.ranks import Ranks
 
 ACTIVE = ([4, 4, 1], [3])
 """By rank; the second one ends its phase two engine steps earlier."""
@@ -28,7 +29,7 @@ def main() -> None:
     rollouter = SimpleNamespace(stats=SimpleNamespace(active=ACTIVE[rank]))
     state = StepState(step=2, policy_version=1)
     state.finished = [trajectory([0], [1] * (rank + 1), group=rank)]
-    SlotTrace(rollouter=rollouter, slot_log=log, data_group=dist.group.WORLD)(state)
+    SlotTrace(rollouter=rollouter, slot_log=log, ranks=Ranks.of(dist.group.WORLD))(state)
     log.close()
     dist.destroy_process_group()
 

@@ -14,7 +14,7 @@ KEYS = [key for charts in CHARTS.values() for keys in charts.values() for key in
 
 def record(folder, *, step: int, resume_step: int) -> None:
     recorder = Recorder(
-        folder,
+        folder=folder,
         rank=0,
         world_size=1,
         total_steps=9,

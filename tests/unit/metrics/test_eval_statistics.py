@@ -54,12 +54,6 @@ def test_pass_at_k_of_many_samples_does_not_overflow():
     assert pass_at_k(10_000, 1, 5000) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("num_samples", "num_right", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 1)])
-def test_pass_at_k_outside_its_range_is_refused(num_samples, num_right, k):
-    with pytest.raises(ValueError, match=f"pass@{k}"):
-        pass_at_k(num_samples, num_right, k)
-
-
 @pytest.mark.parametrize(
     ("num_samples", "want"),
     [(1, []), (2, [2]), (3, [2, 3]), (8, [2, 4, 8]), (10, [2, 4, 8, 10])],
@@ -93,11 +87,6 @@ def test_majority_is_the_mean_over_blocks_without_the_rest():
 
 def test_majority_of_an_answer_with_two_grades_counts_their_mean():
     assert majority_at_k(["a", "a"], [True, False], 2) == pytest.approx(0.5)
-
-
-def test_majority_needs_enough_responses():
-    with pytest.raises(ValueError, match="maj@3 needs at least 3 responses, got 2"):
-        majority_at_k(["a", "b"], [True, False], 3)
 
 
 def test_interval_of_single_trials_is_wilsons():
@@ -136,12 +125,6 @@ def test_interval_covers_the_truth_about_as_often_as_it_says():
         hits += low <= 0.5 <= high
     # 95 % of 300 is 285, standard deviation 3.8: four of them on each side.
     assert 270 <= hits <= 299
-
-
-@pytest.mark.parametrize("values", [[], [1.5], [-0.1, 0.5]])
-def test_interval_of_no_share_is_refused(values):
-    with pytest.raises(ValueError, match="at least one problem"):
-        share_interval(values, 1)
 
 
 def test_mean_interval_by_hand():

@@ -28,7 +28,7 @@ def make_recorder(tmp_path):
             "tensorboard": True,
             "progress": False,
         }
-        made.append(Recorder(tmp_path, **{**settings, **changes}))
+        made.append(Recorder(folder=tmp_path, **{**settings, **changes}))
         return made[-1]
 
     yield make

@@ -6,10 +6,12 @@ import pytest
 import torch
 from support.fakes import trajectory
 
+from rollverify.config.tables import MetricsConfig
 from rollverify.engine.generation import GenerationStats
 from rollverify.hooks import StepState
 from rollverify.metrics.names import is_declared
 from rollverify.metrics.rollout import RolloutMetrics
+from rollverify.ranks import Ranks
 from rollverify.rollout.dynamic_sampling import GivenUp
 from rollverify.rollout.trajectory import Status
 
@@ -23,10 +25,9 @@ def hook(**changes: object) -> tuple[RolloutMetrics, list[tuple[str, str, int]]]
         "rollouter": SimpleNamespace(stats=stats, given_up=None),
         "decode": lambda ids: "".join(chr(97 + i) for i in ids),
         "log_text": lambda tag, text, step: texts.append((tag, text, step)),
-        "text_samples": 2,
-        "text_samples_every": 3,
+        "metrics": MetricsConfig(text_samples=2, text_samples_every=3),
         "epoch": lambda: 7,
-        "data_group": None,
+        "ranks": Ranks(),
     }
     return RolloutMetrics(**(settings | changes)), texts
 
@@ -120,7 +121,7 @@ def test_text_samples_come_every_so_many_steps():
 
 
 def test_text_samples_can_be_off():
-    stage, texts = hook(text_samples=0)
+    stage, texts = hook(metrics=MetricsConfig(text_samples=0))
     stage(state())
     assert texts == []
 

@@ -9,6 +9,7 @@ from support.fakes import ScoringTrainer, trajectory
 from rollverify.engine.generation import GenerationStats
 from rollverify.hooks import StepState
 from rollverify.metrics.routing import NativeMismatch, RoutingMetrics
+from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import ROUTING
 from rollverify.training.scoring import TrajectoryScorer
 
@@ -24,7 +25,7 @@ def metrics(stats: object, finished: list, resumed: GenerationStats | None = Non
     hook = RoutingMetrics(
         trainer=SimpleNamespace(take_routing_stats=lambda: stats),
         rollouter=SimpleNamespace(stats=resumed or GenerationStats()),
-        data_group=None,
+        ranks=Ranks(),
     )
     state = StepState(step=1, policy_version=0, finished=finished)
     hook(state)
@@ -64,12 +65,12 @@ def test_resumed_contexts_report_how_much_of_their_routing_changed():
 def test_the_gap_without_replay_is_measured_now_and_then(step, is_measured):
     trainer = ScoringTrainer()
     scorer = TrajectoryScorer(
-        trainer=trainer, micro_batch_tokens=64, temperature=1.0, data_group=None
+        trainer=trainer, micro_batch_tokens=64, temperature=1.0, ranks=Ranks()
     )
     ids, own = [0, 1, 2], trainer.logprobs([0, 1, 2])
     new = trajectory(ids[:1], ids[1:], logprobs=[own[0] + 0.1, own[1] - 0.3], version=5)
     older = trajectory(ids[:1], ids[1:], logprobs=[-9.0, -9.0], version=4)
     state = StepState(step=step, policy_version=5, finished=[older, new])
-    NativeMismatch(scorer=scorer, every_steps=3, data_group=None)(state)
+    NativeMismatch(scorer=scorer, every_steps=3, ranks=Ranks())(state)
     expected = {"mismatch/native_abs_mean": 0.2, "mismatch/native_abs_max": 0.3}
     assert state.metrics == pytest.approx(expected if is_measured else {}, abs=1e-6)

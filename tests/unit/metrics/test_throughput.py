@@ -36,7 +36,7 @@ def test_the_share_of_verification_leaves_evaluation_and_checkpoints_out():
         "rollout/num_tokens": 1.0,
         "train/num_tokens": 1.0,
         "time/hook/anchor_scoring_s": 0.1,
-        "time/hook/ops_scoring_s": 0.2,
+        "verification/scoring_s": 0.2,
         "time/hook/evaluation_s": 9.0,
     }
     state.phase_s = {"rollout": 2.1, "train": 0.4, "verify": 0.25}

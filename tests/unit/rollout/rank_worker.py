@@ -15,8 +15,9 @@ import torch.distributed as dist
 from support.fakes import FakeEngine, trajectory
 from support.rollout_parts import Parts, make_parts, names
 
+from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.errors import EngineFailedError, NoSignalError, RolloutError
-from rollverify.rollout.dynamic_sampling import SignalRule
+from rollverify.ranks import Ranks
 from rollverify.rollout.exchange import check_twins
 from rollverify.rollout.trajectory import num_tokens, validate_trajectory
 
@@ -33,7 +34,11 @@ def lengths() -> dict[str, int]:
     }
 
 
-def phases(rank: int, world_size: int) -> list[dict[str, Any]]:
+def ranks_of(world_size: int) -> Ranks:
+    return Ranks.of(dist.group.WORLD if world_size > 1 else None)
+
+
+def phases(world_size: int) -> list[dict[str, Any]]:
     """What each phase trained on, left over and counted."""
     parts = make_parts(
         FakeEngine(stop_after=lengths()),
@@ -41,9 +46,7 @@ def phases(rank: int, world_size: int) -> list[dict[str, Any]]:
         prompts_per_step=GROUPS_PER_STEP,
         num_in_flight=12 // world_size,
         count_every=3,
-        data_rank=rank,
-        data_world_size=world_size,
-        data_group=dist.group.WORLD if world_size > 1 else None,
+        ranks=ranks_of(world_size),
     )
     seen: list[dict[str, Any]] = []
     for version in range(NUM_PHASES):
@@ -72,9 +75,7 @@ def failure(rank: int) -> str:
     parts = make_parts(
         FakeEngine(stop_after=lengths()),
         count_every=4,
-        data_rank=rank,
-        data_world_size=2,
-        data_group=dist.group.WORLD,
+        ranks=ranks_of(2),
     )
     if rank == 1:
         parts.engine.failures = [RuntimeError("first"), RuntimeError("second")]
@@ -90,31 +91,25 @@ def is_silent(group: int) -> bool:
     return (group % 2 == 1 and group % 6 != 1) or group % 10 == 0
 
 
-def dynamic_parts(rank: int, world_size: int, max_given_up: int = 100, **changes: Any) -> Parts:
+def dynamic_parts(world_size: int, max_given_up: int = 100, **changes: Any) -> Parts:
     """Dynamic sampling of groups of two, 5 tokens or 3 and 5."""
     stop_after = {
         f"{g}/{s}": 5 if s or is_silent(g) else 3 + (g % 7) * 9 for g in range(300) for s in (0, 1)
     }
-    rule = SignalRule(
-        has_signal=lambda rewards: bool(rewards[0] != rewards[1]),
-        max_given_up=max_given_up,
-        at_cap="stop",
-    )
+    rule = DynamicSamplingConfig(enable=True, max_dropped_batches=max_given_up / GROUPS_PER_STEP)
     settings = {"prompts_per_step": GROUPS_PER_STEP, "num_in_flight": 12 // world_size} | changes
     return make_parts(
         FakeEngine(stop_after=stop_after),
         group_size=2,
-        data_rank=rank,
-        data_world_size=world_size,
-        data_group=dist.group.WORLD if world_size > 1 else None,
-        signal_rule=rule,
+        ranks=ranks_of(world_size),
+        dynamic_sampling=rule,
         **settings,
     )
 
 
-def dynamic_phases(rank: int, world_size: int, **changes: Any) -> list[dict[str, Any]]:
+def dynamic_phases(world_size: int, **changes: Any) -> list[dict[str, Any]]:
     """What each phase trained on and gave up."""
-    parts = dynamic_parts(rank, world_size, **changes)
+    parts = dynamic_parts(world_size, **changes)
     seen: list[dict[str, Any]] = []
     for version in range(NUM_PHASES):
         finished, _ = parts.collect(version)
@@ -132,11 +127,11 @@ def dynamic_phases(rank: int, world_size: int, **changes: Any) -> list[dict[str,
     return seen
 
 
-def no_signal(rank: int) -> str:
+def no_signal() -> str:
     """What a rank is told when the two ranks together give up too many groups."""
     try:
         for version in range(NUM_PHASES):
-            dynamic_parts(rank, 2, max_given_up=2, is_on_policy=True).collect(version)
+            dynamic_parts(2, max_given_up=2, is_on_policy=True).collect(version)
     except NoSignalError as error:
         return str(error)
     return "no error"
@@ -147,7 +142,7 @@ def twins(rank: int) -> list[str]:
     told = []
     for response in ([5, 6], [5, 6 + rank]):
         try:
-            check_twins(0, 1, [trajectory([1], response)])
+            check_twins(Ranks(), [trajectory([1], response)])
             told.append("")
         except RolloutError as error:
             told.append(str(error))
@@ -162,12 +157,12 @@ def main() -> None:
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
     )
     result = {
-        "phases": phases(rank, world_size),
+        "phases": phases(world_size),
         "failure": failure(rank),
         "twins": twins(rank),
-        "on_policy": dynamic_phases(rank, world_size, is_on_policy=True),
-        "partial": dynamic_phases(rank, world_size, count_every=3),
-        "no_signal": no_signal(rank),
+        "on_policy": dynamic_phases(world_size, is_on_policy=True),
+        "partial": dynamic_phases(world_size, count_every=3),
+        "no_signal": no_signal(),
     }
     (folder / f"{rank}.json").write_text(json.dumps(result))
     dist.barrier()

@@ -15,14 +15,7 @@ def parts_and_hook() -> tuple[Parts, Accounting]:
     """Groups 0, 2, ... end after 4 tokens, the others after 25; two per step, two in flight."""
     lengths = {f"{g}/0": 25 if g % 2 else 4 for g in range(20)}
     parts = make_parts(FakeEngine(stop_after=lengths))
-    hook = Accounting(
-        rollouter=parts.rollouter,
-        buffer=parts.buffer,
-        ledger=parts.ledger,
-        queue=parts.queue,
-        data_group=None,
-    )
-    return parts, hook
+    return parts, Accounting(rollouter=parts.rollouter)
 
 
 def run_step(parts: Parts, hook: Accounting, version: int, cut: int | None = None) -> StepState:

@@ -258,7 +258,7 @@ def test_tokens_counted_twice_are_noticed():
     with pytest.raises(LedgerError, match="0 moved in leave 6"):
         buffer.check()
     buffer.counts.cut -= 3
-    buffer._num_tokens += 2
+    buffer.num_tokens += 2
     with pytest.raises(LedgerError, match="holds 9 tokens and counted 11"):
         buffer.check()
 

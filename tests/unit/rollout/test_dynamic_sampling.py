@@ -8,8 +8,9 @@ import torch
 from support.fakes import FakeEngine
 from support.rollout_parts import Parts, make_parts, names
 
+from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.errors import EngineFailedError, NoSignalError, exit_code
-from rollverify.rollout.dynamic_sampling import GivenUp, SignalRule
+from rollverify.rollout.dynamic_sampling import GivenUp
 from rollverify.rollout.trajectory import is_finished, stacked
 
 
@@ -17,8 +18,14 @@ def differ(rewards: torch.Tensor) -> bool:
     return bool((rewards != rewards[0]).any())
 
 
-def rule(max_given_up: int = 100, at_cap: str = "stop") -> SignalRule:
-    return SignalRule(has_signal=differ, max_given_up=max_given_up, at_cap=at_cap)  # type: ignore[arg-type]
+def rule(
+    max_given_up: int = 100, at_cap: str = "stop", prompts_per_step: int = 2
+) -> DynamicSamplingConfig:
+    return DynamicSamplingConfig(
+        enable=True,
+        max_dropped_batches=max_given_up / prompts_per_step,
+        at_cap=at_cap,  # type: ignore[arg-type]
+    )
 
 
 def groups(silent: set[int], count: int = 60) -> FakeEngine:
@@ -30,10 +37,10 @@ def groups(silent: set[int], count: int = 60) -> FakeEngine:
     )
 
 
-def sampling(engine: FakeEngine, signal_rule: SignalRule | None = None, **changes) -> Parts:
+def sampling(engine: FakeEngine, settings: DynamicSamplingConfig | None = None, **changes) -> Parts:
     """On-policy phases of two groups of two unless changed."""
-    settings = {"group_size": 2, "is_on_policy": True, "num_in_flight": 6} | changes
-    return make_parts(engine, signal_rule=signal_rule or rule(), **settings)
+    options = {"group_size": 2, "is_on_policy": True, "num_in_flight": 6} | changes
+    return make_parts(engine, dynamic_sampling=settings or rule(), **options)
 
 
 def trained(parts: Parts, version: int = 0) -> list[int]:
@@ -145,7 +152,7 @@ def test_what_a_stopped_phase_held_counts_when_it_goes_on():
     parts = sampling(groups({0, 1, 2, 3}), rule(3))
     with pytest.raises(NoSignalError):
         parts.collect(0)
-    parts.rollouter._choice._rule = rule(4)
+    parts.rollouter._choice.dynamic_sampling = rule(4)
     assert trained(parts) == [4, 5]
     assert parts.rollouter.given_up.num_groups == 4
 
@@ -176,7 +183,7 @@ def test_a_limit_below_a_batch_still_fills_it_up():
     """Partial, limit 1, batch of 3: after two without signal there is no batch yet."""
     parts = sampling(
         groups(set(range(60))),
-        rule(1, "train"),
+        rule(1, "train", prompts_per_step=3),
         is_on_policy=False,
         prompts_per_step=3,
         num_in_flight=2,
@@ -208,8 +215,7 @@ def test_the_rule_is_asked_once_per_group_and_phase():
         asked.append(rewards.tolist())
         return differ(rewards)
 
-    counting = SignalRule(has_signal=has_signal, max_given_up=9, at_cap="stop")
-    parts = sampling(groups({0, 2}), counting)
+    parts = sampling(groups({0, 2}), has_signal=has_signal)
     finished, _ = parts.collect(0)
     assert asked == [[3.0, 3.0], [2.0, 4.0], [3.0, 3.0], [2.0, 4.0]]
     assert stacked(finished, "reward").tolist() == [2.0, 4.0, 2.0, 4.0]

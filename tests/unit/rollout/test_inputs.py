@@ -10,11 +10,10 @@ from rollverify.data.loader import PromptLoader
 from rollverify.data.templates import read_chat_template
 from rollverify.engine.model_folder import read_model_folder
 from rollverify.errors import ConfigError, DataError
-from rollverify.rewards import REWARDS
+from rollverify.rewards import exact_answer
 from rollverify.rollout.inputs import encoded_batches, load_encoded
 from rollverify.toy.tokenizer import EOS_ID, save_tokenizer
 
-REWARD = REWARDS["exact_answer"]
 USER_ERRORS = (ConfigError, DataError)
 """Both end a run with exit code 2 and one line."""
 
@@ -172,14 +171,14 @@ def test_bad_prompt_files_are_refused_with_their_line(folder, tmp_path, content,
     file = tmp_path / "data.jsonl"
     file.write_text(content)
     with pytest.raises(USER_ERRORS) as caught:
-        load_encoded(file, read_model_folder(folder, 64), 8, REWARD)
+        load_encoded(file, read_model_folder(folder, 64), 8, exact_answer)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_prompt_file(folder, tmp_path):
     with pytest.raises(USER_ERRORS, match=r"does not exist; check data\.train"):
-        load_encoded(tmp_path / "none.jsonl", read_model_folder(folder, 64), 8, REWARD)
+        load_encoded(tmp_path / "none.jsonl", read_model_folder(folder, 64), 8, exact_answer)
 
 
 def write_prompts(file: Path) -> None:
@@ -190,7 +189,7 @@ def write_prompts(file: Path) -> None:
 def test_a_grader_scores_its_own_prompt(folder, tmp_path):
     write_prompts(tmp_path / "data.jsonl")
     model = read_model_folder(folder, 64)
-    _, encoded = load_encoded(tmp_path / "data.jsonl", model, 8, REWARD)
+    _, encoded = load_encoded(tmp_path / "data.jsonl", model, 8, exact_answer)
     responses = [[*model.tokenizer.encode(f"{i}{i}\n").ids, EOS_ID] for i in range(3)]
     scores = [[one.grade(response) for response in responses] for one in encoded]
     assert scores == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -205,7 +204,7 @@ def test_dropped_prompts_leave_no_gap(folder, tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = read_model_folder(folder, 64)
-    prompts, encoded = load_encoded(file, model, 8, REWARD, long_prompts="drop")
+    prompts, encoded = load_encoded(file, model, 8, exact_answer, long_prompts="drop")
     assert [prompt.prompt_id for prompt in prompts] == ["1", "3"]
     assert [(len(one.token_ids), one.prompt_index) for one in encoded] == [(1, 0), (2, 1)]
     assert encoded[1].grade(model.tokenizer.encode("2\n").ids) == 1.0
@@ -218,7 +217,9 @@ def test_the_chat_template_is_part_of_the_prompt(folder, tmp_path):
     write_prompts(tmp_path / "data.jsonl")
     model = read_model_folder(folder, 64)
     chat = read_chat_template(folder, "")
-    (prompt, *_), (encoded, *_) = load_encoded(tmp_path / "data.jsonl", model, 8, REWARD, chat=chat)
+    (prompt, *_), (encoded, *_) = load_encoded(
+        tmp_path / "data.jsonl", model, 8, exact_answer, chat=chat
+    )
     assert (prompt.text, prompt.bare_text) == ("0:<eos>", "0")
     assert list(encoded.token_ids) == [*model.tokenizer.encode("0:").ids, EOS_ID]
 
@@ -226,7 +227,7 @@ def test_the_chat_template_is_part_of_the_prompt(folder, tmp_path):
 def test_batches_follow_the_loader(folder, tmp_path):
     write_prompts(tmp_path / "data.jsonl")
     prompts, encoded = load_encoded(
-        tmp_path / "data.jsonl", read_model_folder(folder, 64), 8, REWARD
+        tmp_path / "data.jsonl", read_model_folder(folder, 64), 8, exact_answer
     )
     loader = PromptLoader(prompts, batch_size=2, seed=0, shuffle=False)
     batches = encoded_batches(loader, prompts, encoded)

@@ -2,33 +2,31 @@
 
 import pytest
 import torch
+from support.fakes import paused
 from unit.rollout.packed import ids_of, layout_of
 
-from rollverify.rollout.layout import pack_layout
+from rollverify.rollout.layout import pack_layout, response_layout
 
 
 def test_the_example_of_the_docstring():
     layout = pack_layout(ids_of([1, 1, 1, 0]), ids_of([0, 0, 1, 0]), 3)
-    assert layout.response_positions is None
     assert layout.token_owners.tolist() == [1, 1, 1, 0]
     assert layout.segment_starts.tolist() == [0, 2, 3]
     assert layout.segment_lengths.tolist() == [2, 1, 1]
     assert layout.segment_owners.tolist() == [1, 1, 0]
-    assert layout.segment_ids.tolist() == [0, 1, 0]
     assert layout.nonempty_trajectories.tolist() == [1, 0]
     assert layout.trajectory_lengths.tolist() == [1, 3, 0]
     assert layout.trajectory_starts.tolist() == [3, 0, 0]
-    assert layout.num_trajectories == 3
+    assert layout.num_tokens == 4
+    assert layout.name_token(3) == "trajectory 0, response token 0"
 
 
-def test_positions_outside_the_response_are_not_counted():
-    # Prompt of 2, response of 2, prompt of 1, response of 1, padding of 2 (any trajectory id).
-    owners, segments = [0, 0, 0, 0, 1, 1, 99, -7], [-1, -1, 0, 1, -1, 0, -1, -1]
-    layout = pack_layout(ids_of(owners), ids_of(segments), 2)
-    assert layout.response_positions.tolist() == [2, 3, 5]
+def test_masked_tokens_are_not_counted():
+    batch = [paused({1: [-1.0, -1.0], 2: [-1.0]}), paused({2: [-1.0, -1.0]}, sample=1)]
+    layout = response_layout(batch, torch.tensor([False, True, True, False, True]))
     assert layout.trajectory_starts.tolist() == [0, 2]
     assert layout.trajectory_lengths.tolist() == [2, 1]
-    assert layout.response_values(torch.arange(8)).tolist() == [2, 3, 5]
+    assert layout.segment_lengths.tolist() == [1, 1, 1]
     assert layout.name_token(2) == "trajectory 1, response token 0"
 
 
@@ -41,7 +39,6 @@ def test_rows_without_tokens_are_legal(num_trajectories):
 
 def test_skipped_segment_ids_are_legal():
     layout = pack_layout(ids_of([0, 0, 0]).int(), ids_of([1, 1, 4]).int(), 1)
-    assert layout.segment_ids.tolist() == [1, 4]
     assert layout.segment_lengths.tolist() == [2, 1]
 
 
@@ -70,13 +67,3 @@ def test_bad_ids_are_refused(owners, segments, message):
 def test_ids_must_be_flat_integers(ids):
     with pytest.raises(ValueError, match="segment_ids must be"):
         pack_layout(ids_of([0, 0]), ids, 1)
-
-
-def test_a_negative_number_of_trajectories_is_refused():
-    with pytest.raises(ValueError, match="num_trajectories must be >= 0, got -1"):
-        pack_layout(ids_of([]), ids_of([]), -1)
-
-
-def test_a_row_of_another_length_is_refused():
-    with pytest.raises(ValueError, match=r"each of 2 packed positions, got shape \[3\]"):
-        layout_of([[[1.0, 2.0]]]).response_values(torch.zeros(3))

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollverify.errors import CheckpointError, RolloutError
+from rollverify.errors import CheckpointError
+from rollverify.ranks import Ranks
 from rollverify.rollout.prompt_queue import DrawnPrompt, EncodedPrompt, PromptQueue
 
 NUM_PROMPTS = 5
@@ -29,8 +30,7 @@ def make_queue(rank: int = 0, world_size: int = 1, first_batch: int = 0) -> Prom
     return PromptQueue(
         batches=stream(world_size, first_batch),
         prompts=PROMPTS,
-        data_rank=rank,
-        data_world_size=world_size,
+        ranks=Ranks(rank=rank, size=world_size),
     )
 
 
@@ -87,16 +87,6 @@ def test_a_prompt_cannot_come_back_twice_at_once():
 def test_numbers_out_of_range_are_refused(group, prompt, requests):
     with pytest.raises(ValueError, match=f"group {group} cannot be put back with prompt {prompt}"):
         make_queue().put_back(group, prompt, requests)
-
-
-def test_a_batch_needs_one_prompt_for_every_rank():
-    queue = PromptQueue(
-        batches=iter([PROMPTS[:2], PROMPTS[:3]]), prompts=PROMPTS, data_rank=1, data_world_size=2
-    )
-    queue.draw()
-    with pytest.raises(RolloutError, match="batch 1 of the prompt stream holds 3 prompts for 2"):
-        queue.draw()
-    assert queue.num_streamed == 1
 
 
 def test_the_state_comes_back_from_json():

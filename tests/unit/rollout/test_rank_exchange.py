@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.rollout.rank_worker import GROUPS_PER_STEP, NUM_PHASES, dynamic_phases, is_silent
 
+from rollverify.ranks import Ranks
 from rollverify.rollout.exchange import balance, select_groups, share_of_lowest
 
 
@@ -21,18 +22,18 @@ def loads(per_rank: list[dict[int, int]], moves: list[tuple[int, int, int]]) -> 
 
 
 def test_the_oldest_complete_groups_are_chosen():
-    assert select_groups({9: 5, 2: 7, 4: 1}, 2, None) == [{2: 7, 4: 1}]
+    assert select_groups({9: 5, 2: 7, 4: 1}, 2, Ranks()) == [{2: 7, 4: 1}]
     with pytest.raises(ValueError, match="4 complete groups are needed, there are 3"):
-        select_groups({9: 5, 2: 7, 4: 1}, 4, None)
+        select_groups({9: 5, 2: 7, 4: 1}, 4, Ranks())
 
 
 def test_spare_groups_are_chosen_only_where_the_others_are_too_few():
-    assert select_groups({9: 5, 4: 1}, 2, None, spare={2: 7}) == [{4: 1, 9: 5}]
-    assert select_groups({9: 5, 4: 1}, 3, None, spare={8: 3, 2: 7}) == [{2: 7, 4: 1, 9: 5}]
+    assert select_groups({9: 5, 4: 1}, 2, Ranks(), spare={2: 7}) == [{4: 1, 9: 5}]
+    assert select_groups({9: 5, 4: 1}, 3, Ranks(), spare={8: 3, 2: 7}) == [{2: 7, 4: 1, 9: 5}]
 
 
 def test_one_rank_alone_draws_all_that_is_missing():
-    assert share_of_lowest([4, 5, 6], 3, 0, None) == 3
+    assert share_of_lowest([4, 5, 6], 3, Ranks()) == 3
 
 
 def test_balance_moves_the_group_that_closes_the_gap_best():
@@ -117,7 +118,7 @@ def test_what_waits_is_balanced_over_the_ranks_too(two_ranks):
 
 def test_dynamic_sampling_trains_on_the_same_groups_with_two_ranks_as_with_one(two_ranks):
     """On-policy; which rank makes up for a group without signal changes nothing."""
-    alone = dynamic_phases(0, 1, is_on_policy=True)
+    alone = dynamic_phases(1, is_on_policy=True)
     together = [rank["on_policy"] for rank in two_ranks]
     for phase, one in enumerate(alone):
         shares = [rank[phase]["finished"] for rank in together]

@@ -10,10 +10,10 @@ import torch
 from support.fakes import FakeEngine
 from support.rollout_parts import NUM_PROMPTS, Parts, make_parts, names
 
+from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.engine.engine import Completion
-from rollverify.rollout.dynamic_sampling import SignalRule
 from rollverify.rollout.prompt_queue import EncodedPrompt
-from rollverify.rollout.request_loop import ResponseGrading
+from rollverify.rollout.requests import ResponseGrading
 from rollverify.rollout.trajectory import stacked
 
 LIMIT_S = 30.0
@@ -68,11 +68,7 @@ def run(num_graders: int) -> list[tuple[list[tuple[int, int]], list[float], Any]
         num_graders=num_graders,
         group_size=2,
         num_in_flight=6,
-        signal_rule=SignalRule(
-            has_signal=lambda rewards: bool((rewards != rewards[0]).any()),
-            max_given_up=100,
-            at_cap="stop",
-        ),
+        dynamic_sampling=DynamicSamplingConfig(enable=True, max_dropped_batches=50.0),
     )
     phases = []
     for version in range(4):

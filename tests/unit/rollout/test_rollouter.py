@@ -91,7 +91,7 @@ def test_complete_groups_beyond_the_batch_wait_and_need_no_new_request():
     parts = make_parts(engine, num_in_flight=3)
     first, left = parts.collect(0)
     assert (names(first), names(left)) == ([(0, 0), (1, 0)], [(2, 0)])
-    parts.rollouter._choice._num_groups = 1
+    parts.rollouter._choice.num_groups = 1
     seen = len(engine.requests)
     second, left = parts.collect(1)
     assert (names(second), left, len(engine.requests)) == ([(2, 0)], [], seen)

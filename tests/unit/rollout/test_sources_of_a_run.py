@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from rollverify.config.schema import Config, DataConfig, EvaluationConfig, PrepareConfig
+from rollverify.config.tables import Config, DataConfig, EvaluationConfig, PrepareConfig
 from rollverify.engine.model_folder import read_model_folder
 from rollverify.errors import DataError
 from rollverify.rollout.inputs import load_inputs, make_run_reward, prompt_source
-from rollverify.toy.base_model import base_folder
+from rollverify.toy.settings import base_folder
 from rollverify.toy.tokenizer import EOS_ID, save_tokenizer
 
 

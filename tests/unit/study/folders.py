@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rollverify.config.dump import to_json, to_toml
-from rollverify.config.load import load_config
-from rollverify.study.definition import Study, study_from
-from rollverify.study.plan import PlannedRun, as_flags
+from rollverify.checkpoint.run_folder import write_config
+from rollverify.study.plan import PlannedRun, config_of
 from rollverify.study.records import RunRecord, read_run
+from rollverify.study.study_file import Study, study_from
 
 STEPS = 3
 SETTINGS: dict[str, object] = {
@@ -44,9 +43,10 @@ STEP = {
     "time/step_s": 5.5,
     "time/hook/rollout_metrics_s": 0.25,
     "time/hook/anchor_scoring_s": 0.25,
-    "time/hook/ops_scoring_s": 0.25,
+    "time/hook/verification_s": 0.5,
     "time/hook/evaluation_s": 0.75,
     "time/hook/checkpointing_s": 0.25,
+    "verification/scoring_s": 0.5,
     "verification/acceptance_rate": 0.75,
     "verification/tokens_checked": 20.0,
     "verification/cuts_segment": 2.0,
@@ -54,8 +54,27 @@ STEP = {
 """What every step logs here; the same at each, so that sums are multiples."""
 
 
-def evaluation(mean: float, greedy: float = 0.5) -> dict[str, float]:
-    return {"eval/mean_at_4": mean, "eval/greedy_accuracy": greedy, "eval/truncated_frac": 0.125}
+def study(**changes: Any) -> Study:
+    """Arms `on_policy` and `rollverify`, seeds 0 and 1."""
+    document: dict[str, Any] = {
+        "question": "Which?",
+        "seeds": [0, 1],
+        "baseline": "on_policy",
+        "settings": nested(SETTINGS),
+        "arms": [
+            {"name": "on_policy", "settings": {"method": {"name": "on_policy"}}},
+            {"name": "rollverify", "label": "RollVerify"},
+        ],
+    }
+    return study_from(document | changes, "small")
+
+
+def nested(settings: dict[str, object]) -> dict[str, dict[str, object]]:
+    tables: dict[str, dict[str, object]] = {}
+    for key, value in settings.items():
+        table, _, name = key.partition(".")
+        tables.setdefault(table, {})[name] = value
+    return tables
 
 
 def write_run(
@@ -65,23 +84,41 @@ def write_run(
     num_steps: int = STEPS,
     accuracy: float = 0.75,
     has_final: bool = True,
+    later: dict[int, dict[str, float]] | None = None,
     **changes: float | None,
 ) -> Path:
-    """A run folder; `changes` replace values of every step, written with "__" for "/"."""
-    config = load_config(as_flags({**SETTINGS, **(settings or {})})).config
+    """A run folder; `changes` replace values of every step, written with "__" for "/".
+
+    `later` adds values to single steps.
+    """
+    made = study()
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(to_json(config))
-    (folder / "config.toml").write_text(to_toml(config))
+    write_config(folder, config_of(made, made.arms[1], settings))
     step = STEP | {key.replace("__", "/"): value for key, value in changes.items()}
-    lines: list[dict[str, Any]] = [{"step": 0, **evaluation(0.25)}]
-    lines += [{"step": number, **step} for number in range(1, num_steps + 1)]
+    lines: list[dict[str, Any]] = [{"step": n, **step} for n in range(num_steps + 1)]
+    lines[0] = {"step": 0, **evaluation(0.25)}
     if has_final:
         lines[-1] |= evaluation(accuracy)
+    for number, values in (later or {}).items():
+        lines[number] |= values
     write_lines(folder / "metrics.jsonl", lines)
     write_lines(folder / "cuts.jsonl", [{"step": 1, "rule": rule} for rule in ("segment", "token")])
     slots = [{"step": n, "active": [8, 8, 4], "lengths": [3, 5]} for n in range(1, num_steps + 1)]
     write_lines(folder / "slots.jsonl", slots)
     return folder
+
+
+def evaluation(mean: float, greedy: float = 0.5) -> dict[str, float]:
+    return {"eval/mean_at_4": mean, "eval/greedy_accuracy": greedy, "eval/truncated_frac": 0.125}
+
+
+def write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def drop_line(file: Path, number: int) -> None:
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:number] + lines[number + 1 :]))
 
 
 def own(run: PlannedRun, **changes: object) -> dict[str, object]:
@@ -94,33 +131,6 @@ def checkpoint(folder: Path, step: int, name: str = ".metadata") -> None:
     (folder / "checkpoints" / f"step-{step}" / name).touch()
 
 
-def write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def study(**changes: Any) -> Study:
-    """Arms `on_policy` and `rollverify`, seeds 0 and 1."""
-    document: dict[str, Any] = {
-        "question": "Which?",
-        "seeds": [0, 1],
-        "baseline": "on_policy",
-        "arms": [
-            {"name": "on_policy", "settings": {"method": {"name": "on_policy"}}},
-            {"name": "rollverify", "label": "RollVerify"},
-        ],
-    }
-    document["settings"] = nested(SETTINGS)
-    return study_from(document | changes, "small")
-
-
-def nested(settings: dict[str, object]) -> dict[str, dict[str, object]]:
-    tables: dict[str, dict[str, object]] = {}
-    for key, value in settings.items():
-        table, _, name = key.partition(".")
-        tables.setdefault(table, {})[name] = value
-    return tables
-
-
 def records(
     root: Path, accuracies: dict[str, tuple[float, ...]], **changes: Any
 ) -> list[RunRecord]:
@@ -128,12 +138,9 @@ def records(
     found = []
     for arm, values in accuracies.items():
         for seed, accuracy in enumerate(values):
-            own = changes if arm == "rollverify" else {}
-            folder = write_run(
-                root / arm / f"seed-{seed}" / arm,
-                {"method.name": arm, "run.seed": seed},
-                accuracy=accuracy,
-                **own,
-            )
+            own_changes = changes if arm == "rollverify" else {}
+            settings = {"method.name": arm, "run.seed": seed}
+            folder = root / arm / f"seed-{seed}" / arm
+            write_run(folder, settings, accuracy=accuracy, **own_changes)
             found.append(read_run(arm, seed, folder))
     return found

@@ -2,18 +2,16 @@
 
 import math
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollverify.study.cost_model import (
-    PhaseWork,
-    accuracy_at,
-    break_even,
-    cost,
-    fit_cost,
-    total_work,
-)
+from rollverify.study.cost_model import Work, accuracy_at, break_even, cost, fit_cost
+
+
+def fit(*works):
+    return fit_cost(pd.DataFrame(works, columns=Work._fields))
 
 
 @given(
@@ -22,8 +20,7 @@ from rollverify.study.cost_model import (
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 512)), min_size=2, max_size=20),
 )
 def test_exact_times_give_their_constants_back(c0, c1, phases):
-    works = [PhaseWork(n, n * active, c0 * n + c1 * n * active) for n, active in phases]
-    found = fit_cost(works)
+    found = fit(*((n, n * active, c0 * n + c1 * n * active) for n, active in phases))
     if len({active for _, active in phases}) == 1:
         assert found is None
         return
@@ -36,7 +33,7 @@ def test_exact_times_give_their_constants_back(c0, c1, phases):
 def test_phases_count_by_their_steps():
     # 3 steps of 1 s with 1 active, 1 step of 3 s with 1 active, 4 steps of 2 s with 3 active:
     # with 1 active the mean is (3 + 3) / 4 = 1.5 s, so c1 = (2 - 1.5) / 2 and c0 = 1.25
-    found = fit_cost([PhaseWork(3, 3, 3), PhaseWork(1, 1, 3), PhaseWork(4, 12, 8)])
+    found = fit((3, 3, 3), (1, 1, 3), (4, 12, 8))
     assert found is not None
     assert (found.c0_s, found.c1_s, found.ratio) == pytest.approx((1.25, 0.25, 0.2))
     # errors per step: 3 * 0.5^2 + 1 * 1.5^2 + 0 = 3, over 8 steps; mean step 14 / 8 s
@@ -46,26 +43,24 @@ def test_phases_count_by_their_steps():
 
 
 def test_too_little_is_not_fitted():
-    assert fit_cost([]) is None
-    assert fit_cost([PhaseWork(3, 3, 3), PhaseWork(0, 0, 1)]) is None
-    assert fit_cost([PhaseWork(3, 6, 3), PhaseWork(5, 10, 4)]) is None
+    assert fit() is None
+    assert fit((3, 3, 3), (0, 0, 1)) is None
+    assert fit((3, 6, 3), (5, 10, 4)) is None
 
 
 def test_a_fit_without_a_positive_constant_has_no_ratio():
-    found = fit_cost([PhaseWork(1, 1, 1), PhaseWork(1, 2, 3)])  # 2 * active - 1
+    found = fit((1, 1, 1), (1, 2, 3))  # 2 * active - 1
     assert found is not None
     assert (found.c0_s, found.c1_s, found.ratio) == (-1, 2, None)
 
 
 def test_cost_at_given_constants():
-    work = PhaseWork(100, 5000, 7.0)
-    assert cost(work, 0) == 100
-    assert cost(work, 0.002) == 110
-    assert cost(work, math.inf) == 5000
+    work = Work(100, 5000, 7.0)
+    assert [cost(work, ratio) for ratio in (0, 0.002, math.inf)] == [100, 110, 5000]
 
 
 def test_both_cost_the_same_at_the_break_even():
-    ours, theirs = PhaseWork(100, 5000, 0), PhaseWork(400, 2000, 0)
+    ours, theirs = Work(100, 5000, 0), Work(400, 2000, 0)
     ratio = break_even(ours, theirs)
     assert ratio == pytest.approx(0.1)  # (400 - 100) / (5000 - 2000)
     assert cost(ours, ratio) == cost(theirs, ratio) == 600
@@ -73,22 +68,12 @@ def test_both_cost_the_same_at_the_break_even():
 
 
 def test_what_is_cheaper_at_every_ratio_has_no_break_even():
-    assert break_even(PhaseWork(100, 1000, 0), PhaseWork(400, 2000, 0)) is None
-    assert break_even(PhaseWork(100, 1000, 0), PhaseWork(100, 1000, 0)) is None
-
-
-def test_work_adds_up():
-    assert total_work([PhaseWork(1, 2, 3), PhaseWork(10, 20, 30)]) == PhaseWork(11, 22, 33)
+    assert break_even(Work(100, 1000, 0), Work(400, 2000, 0)) is None
+    assert break_even(Work(100, 1000, 0), Work(100, 1000, 0)) is None
 
 
 def test_accuracy_between_evaluations_is_linear():
     points = [(0.0, 0.2), (10.0, 0.4), (30.0, 0.8)]
-    budgets = (0, 5, 10, 15, 30, 99)
-    assert [accuracy_at(points, b) for b in budgets] == pytest.approx(
-        [0.2, 0.3, 0.4, 0.5, 0.8, 0.8]
-    )
-
-
-def test_there_is_no_accuracy_before_the_first_evaluation():
-    assert accuracy_at([(5.0, 0.5)], 4.0) is None
-    assert accuracy_at([], 4.0) is None
+    found = [accuracy_at(points, budget) for budget in (0, 5, 10, 15, 30, 99)]
+    assert found == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.8, 0.8])
+    assert accuracy_at(points, -1.0) is None and accuracy_at([], 4.0) is None

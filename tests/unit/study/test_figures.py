@@ -1,13 +1,14 @@
 """Figures of one run, each by hand from the three equal steps of `folders.STEP`."""
 
 import pytest
-from unit.study.folders import STEP, write_run
+from unit.study.folders import evaluation, write_run
 
-from rollverify.study.figures import FIGURES
-from rollverify.study.phases import (
-    accuracy_over_cost,
+from rollverify.study.figures import (
+    FIGURES,
+    accuracy_points,
+    figures_of,
     num_problems,
-    phase_works,
+    phases,
     slot_steps,
     work_of,
 )
@@ -49,38 +50,34 @@ EXPECTED = {
 
 
 def test_figures_by_hand(tmp_path):
-    made = record(tmp_path)
-    assert {name: figure.compute(made) for name, figure in FIGURES.items()} == pytest.approx(
-        EXPECTED
-    )
+    found = figures_of(record(tmp_path))
+    assert found == pytest.approx(EXPECTED)
+    assert list(found) == list(FIGURES)
 
 
 def test_scoring_that_only_measures_is_no_cost_of_the_method(tmp_path):
-    partial = {"method.name": "partial_rollout"}
-    made = record(tmp_path, partial)
-    assert FIGURES["method_s"].compute(made) == pytest.approx(3 * (4.25 - 0.5))
-    assert FIGURES["cuts_segment"].compute(made) is None
+    found = figures_of(record(tmp_path, {"method.name": "partial_rollout"}))
+    assert found["method_s"] == pytest.approx(3 * (4.25 - 0.5))
+    assert found["cuts_segment"] is None
 
 
 def test_scoring_that_a_filter_needs_is_a_cost(tmp_path):
-    made = record(tmp_path, {"method.name": "partial_rollout", "filter.name": "ops"})
-    assert FIGURES["method_s"].compute(made) == pytest.approx(EXPECTED["method_s"])
+    found = figures_of(record(tmp_path, {"method.name": "partial_rollout", "filter.name": "ops"}))
+    assert found["method_s"] == pytest.approx(EXPECTED["method_s"])
+
+
+def known(made):
+    return {name for name, value in figures_of(made).items() if value is not None}
 
 
 def test_an_incomplete_run_has_no_totals(tmp_path):
     made = record(tmp_path, num_steps=2, has_final=False)
-    found = {name: figure.compute(made) for name, figure in FIGURES.items()}
-    assert {name for name, value in found.items() if value is not None} == {
-        "cuts_segment",
-        "cuts_token",
-    }
-    assert len(phase_works(made)) == 2 and work_of(made) is None
+    assert known(made) == {"cuts_segment", "cuts_token"}
+    assert len(phases(made)) == 2 and work_of(made) is None
 
 
 def test_a_missing_value_leaves_only_its_figures_out(tmp_path):
-    made = record(tmp_path, time__train_s=None)
-    found = {name: figure.compute(made) for name, figure in FIGURES.items()}
-    assert {name for name, value in found.items() if value is None} == {
+    assert FIGURES.keys() - known(record(tmp_path, time__train_s=None)) == {
         "train_s",
         "method_s",
         "switched_at",
@@ -93,34 +90,33 @@ def test_a_missing_value_leaves_only_its_figures_out(tmp_path):
         ({}, {}, 16),  # oversampling 2 of 4 * 2
         ({"engine.max_num_seqs": 12}, {}, 12),
         ({"method.name": "on_policy"}, {}, 8),
-        ({}, {"switching/is_on_policy": 1.0}, 8),
+        ({}, {"switching__is_on_policy": 1.0}, 8),
     ],
 )
 def test_a_phase_without_idle_slots_takes_them_from_the_config(tmp_path, settings, metrics, slots):
-    made = record(tmp_path, settings)
-    full = STEP | {"rollout/engine_busy_frac": 1.0, "rollout/idle_slot_steps": 0.0} | metrics
-    assert slot_steps(made, full) == 10 * slots
+    full = {"rollout__engine_busy_frac": 1.0, "rollout__idle_slot_steps": 0.0}
+    made = record(tmp_path, settings, **full, **metrics)
+    assert list(slot_steps(made)) == [10 * slots] * 3
+    made.config.clear()
+    assert slot_steps(made).isna().all()
 
 
 def test_steps_without_unfinished_responses_have_no_acceptance(tmp_path):
-    made = record(tmp_path)
-    made.steps[0] |= {"verification/acceptance_rate": 1.0, "verification/tokens_checked": 0.0}
-    assert FIGURES["acceptance"].compute(made) == 0.75
+    empty = {"verification/acceptance_rate": 1.0, "verification/tokens_checked": 0.0}
+    assert figures_of(record(tmp_path, later={1: empty}))["acceptance"] == 0.75
 
 
 def test_the_first_on_policy_step_is_that_of_the_switch(tmp_path):
-    made = record(tmp_path)
-    for step, is_on in zip(made.steps, (0.0, 1.0, 1.0), strict=True):
-        step["switching/is_on_policy"] = is_on
-    assert FIGURES["switched_at"].compute(made) == 2
+    later = {2: {"switching/is_on_policy": 1.0}, 3: {"switching/is_on_policy": 1.0}}
+    made = record(tmp_path, later=later, switching__is_on_policy=0.0)
+    assert figures_of(made)["switched_at"] == 2
 
 
 def test_accuracy_over_the_cost_so_far(tmp_path):
-    made = record(tmp_path)
-    made.evaluations[2] = {"eval/mean_at_4": 0.5}
+    made = record(tmp_path, later={2: evaluation(0.5)})
     # a step costs 10 + 0.5 * 20 in units of c0
-    assert accuracy_over_cost(made, 0.5) == [(0, 0.25), (40, 0.5), (60, 0.75)]
-    assert accuracy_over_cost(made, None) == [(0, 0.25), (8.5, 0.5), (12.75, 0.75)]
+    assert accuracy_points(made, 0.5) == [(0, 0.25), (40, 0.5), (60, 0.75)]
+    assert accuracy_points(made, None) == [(0, 0.25), (8.5, 0.5), (12.75, 0.75)]
 
 
 def test_problems_are_those_that_exist(tmp_path):

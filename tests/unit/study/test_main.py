@@ -5,8 +5,8 @@ from unit.study.folders import SETTINGS, own, write_run
 
 from rollverify.config.dump import toml_value
 from rollverify.study.__main__ import main
-from rollverify.study.definition import read_study
-from rollverify.study.plan import narrowed, plan_runs
+from rollverify.study.plan import plan_runs
+from rollverify.study.study_file import read_study
 
 
 @pytest.fixture
@@ -20,70 +20,53 @@ def place(tmp_path):
     return tmp_path
 
 
-def run_study(place, *flags, code=0, commands=None):
-    study = read_study(place / "two.toml")
+def run_study(place, *flags, code=0):
+    """(exit code, number of runs that were started)."""
+    logs = []
 
     def execute(command, log, watch):
-        if commands is not None:
-            commands.append(command)
-        if code:
-            return code
-        runs = plan_runs(narrowed(study, [], []), place / "out")
-        (run,) = [one for one in runs if one.place == log.parent]
-        write_run(run.place / "made", own(run))
-        return 0
+        logs.append(log)
+        if not code:
+            runs = plan_runs(read_study(place / "two.toml"), place / "out")
+            (run,) = [run for run in runs if run.place == log.parent]
+            write_run(run.place / "made", own(run))
+        return code
 
     words = [str(place / "two.toml"), "--output", str(place / "out"), "--no-plots", *flags]
-    return main(words, execute)
+    return main(words, execute), len(logs)
 
 
-def test_a_study_runs_and_is_reported(place, capsys):
-    commands = []
-    assert run_study(place, commands=commands) == 0
-    assert len(commands) == 4
+def test_a_study_runs_and_is_reported_and_a_second_start_only_reports(place, capsys):
+    assert run_study(place) == (0, 4)
     text = (place / "out" / "two" / "report" / "report.md").read_text()
     assert text.startswith("# two\n\n?\n\n## Accuracy at equal updates")
     assert "python -m rollverify.study" in text
     assert capsys.readouterr().out.endswith("report.md\n")
-
-
-def test_a_second_start_only_reports(place):
-    run_study(place)
-    commands = []
-    assert run_study(place, commands=commands) == 0
-    assert commands == []
+    assert run_study(place) == (0, 0)
 
 
 def test_a_dry_run_leaves_nothing_behind(place, capsys):
-    assert run_study(place, "--dry-run") == 0
+    assert run_study(place, "--dry-run") == (0, 0)
     assert not (place / "out").exists()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and lines[0].startswith("on_policy, seed 0: not started, ")
 
 
 def test_a_report_of_what_is_there_runs_nothing(place, capsys):
-    run_study(place, "--seeds", "0")
-    commands = []
-    target = place / "docs"
-    flags = ("--report-only", "--report-folder", str(target))
-    assert run_study(place, *flags, commands=commands) == 0
-    assert commands == []
-    assert "- rollverify, seed 1: there is no run folder" in (target / "report.md").read_text()
+    assert run_study(place, "--seeds", "0", "--arms", "on_policy") == (0, 1)
+    flags = ("--report-only", "--report-folder", str(place / "docs"))
+    assert run_study(place, *flags) == (0, 0)
+    text = (place / "docs" / "report.md").read_text()
+    assert "- rollverify, seed 1: there is no run folder" in text
     assert "missing: rollverify, seed 1: there is no run folder" in capsys.readouterr().out
-
-
-def test_arms_can_be_chosen(place):
-    commands = []
-    assert run_study(place, "--arms", "rollverify", "--seeds", "1", commands=commands) == 0
-    assert len(commands) == 1
 
 
 @pytest.mark.parametrize(("code", "expected"), [(1, 1), (2, 1), (130, 130), (-15, 143)])
 def test_exit_codes(place, code, expected):
-    assert run_study(place, code=code) == expected
+    assert run_study(place, code=code)[0] == expected
     assert (place / "out" / "two" / "report").exists() is (expected == 1)
 
 
 def test_what_the_user_can_cure_is_one_line(place, capsys):
-    assert run_study(place, "--arms", "none") == 2
+    assert run_study(place, "--arms", "none") == (2, 0)
     assert capsys.readouterr().err == "error: study two has no arm or seed none\n"

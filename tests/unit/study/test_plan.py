@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from unit.study.folders import study
 
-from rollverify.config.load import load_config
 from rollverify.errors import ConfigError
 from rollverify.study.plan import changed_by, narrowed, plan_runs
 
@@ -14,32 +13,24 @@ ROOT = Path("out")
 
 def test_a_seed_is_a_whole_comparison_before_the_next_begins():
     runs = plan_runs(study(), ROOT)
-    assert [(run.arm, run.seed) for run in runs] == [
-        ("on_policy", 0),
-        ("rollverify", 0),
-        ("on_policy", 1),
-        ("rollverify", 1),
+    assert [run.name for run in runs] == [
+        f"{arm}, seed {seed}" for seed in (0, 1) for arm in ("on_policy", "rollverify")
     ]
     assert runs[3].place == Path("out/small/rollverify/seed-1")
+    named = runs[2].config.run
+    assert (named.name, named.seed) == ("on_policy", 1)
+    assert named.output_dir == "out/small/on_policy/seed-1"
 
 
-def test_the_command_line_means_the_config():
-    run = plan_runs(study(), ROOT)[2]
-    assert load_config(run.argv).config == run.config
-    assert run.config.method.name == "on_policy"
-    assert (run.config.run.name, run.config.run.seed) == ("on_policy", 1)
-    assert run.config.run.output_dir == "out/small/on_policy/seed-1"
-
-
-def test_settings_of_every_kind_become_flags():
+def test_settings_of_every_kind_reach_the_config():
     settings = {
-        "verification": {"token_threshold": float("inf"), "measure": False, "reference": "anchor"},
+        "verification": {"token_threshold": float("inf"), "measure": False, "against": "anchor"},
         "engine": {"options": {"block_size": 16}},
         "training": {"lr": 1e-5},
     }
     config = plan_runs(study(settings=settings), ROOT)[1].config
     assert config.verification.token_threshold == float("inf")
-    assert config.verification.measure is False and config.verification.reference == "anchor"
+    assert config.verification.measure is False and config.verification.against == "anchor"
     assert config.engine.options == {"block_size": 16} and config.training.lr == 1e-5
 
 
@@ -48,9 +39,16 @@ def test_runs_of_another_study_are_used():
     assert plan_runs(study(arms=arms), ROOT)[0].place == Path("out/large/on_policy/seed-0")
 
 
-def test_a_wrong_setting_names_the_arm():
-    arms = [{"name": "on_policy", "settings": {"training": {"stps": 3}}}]
-    with pytest.raises(ConfigError, match=r"arm on_policy: --training\.stps: unknown flag"):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"training": {"stps": 3}}, r"arm on_policy: settings: .*stps.*steps"),
+        ({"training": {"steps": "3"}}, r"arm on_policy: settings: .*training\.steps"),
+    ],
+)
+def test_a_wrong_setting_names_the_arm(settings, message):
+    arms = [{"name": "on_policy", "settings": settings}]
+    with pytest.raises(ConfigError, match=message):
         plan_runs(study(arms=arms), ROOT)
 
 
@@ -66,13 +64,14 @@ def test_a_study_wide_setting_cannot_hide_what_a_file_of_the_arm_says():
 
 def test_a_study_can_be_narrowed():
     made = narrowed(study(), ["rollverify"], [1])
-    assert [(run.arm, run.seed) for run in plan_runs(made, ROOT)] == [("rollverify", 1)]
+    assert [run.name for run in plan_runs(made, ROOT)] == ["rollverify, seed 1"]
     assert len(plan_runs(narrowed(study(), [], []), ROOT)) == 4
     with pytest.raises(ConfigError, match="study small has no arm or seed rollverfy, 7"):
         narrowed(study(), ["rollverfy"], [7])
 
 
 def test_what_an_arm_changes_against_another():
-    on_policy, rollverify = study().arms
-    assert changed_by(rollverify, on_policy) == ['method.name: "on_policy" -> "rollverify"']
-    assert changed_by(on_policy, on_policy) == []
+    made = study()
+    on_policy, rollverify = made.arms
+    assert changed_by(made, rollverify, on_policy) == ['method.name: "on_policy" -> "rollverify"']
+    assert changed_by(made, on_policy, on_policy) == []

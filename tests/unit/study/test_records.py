@@ -1,7 +1,7 @@
 """Reading a run folder: what is missing has a name."""
 
 import pytest
-from unit.study.folders import STEPS, write_run
+from unit.study.folders import STEPS, drop_line, write_run
 
 from rollverify.study.records import read_run
 
@@ -17,25 +17,19 @@ def missing(folder):
 
 def test_a_complete_folder_lacks_nothing(folder):
     record = read_run("a", 7, folder)
-    assert record.missing == []
-    assert [step["step"] for step in record.steps] == [1, 2, 3]
-    assert sorted(record.evaluations) == [0, STEPS]
-    assert (record.name, record.num_steps, len(record.cuts), len(record.slots)) == (
-        "a, seed 7",
-        3,
-        2,
-        3,
-    )
+    assert record.missing == [] and record.is_complete
+    assert list(record.steps.index) == [1, 2, 3] and sorted(record.evaluations) == [0, STEPS]
+    assert (record.name, len(record.cuts), len(record.slots)) == ("a, seed 7", 2, 3)
 
 
 def test_no_folder_is_missing():
     assert missing(None) == ["there is no run folder"]
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "cuts.jsonl", "slots.jsonl"])
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "cuts.jsonl", "slots.jsonl"])
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
-    assert f"{name} is missing" in missing(folder)
+    assert missing(folder)[0].startswith(f"{name} is missing")
 
 
 def test_only_what_is_verified_has_cuts(tmp_path):
@@ -44,42 +38,37 @@ def test_only_what_is_verified_has_cuts(tmp_path):
     assert missing(folder) == []
 
 
-@pytest.mark.parametrize("text", [None, '{"run"'])
-def test_a_missing_or_damaged_config_is_named(folder, text):
-    (folder / "config.json").unlink()
-    if text:
-        (folder / "config.json").write_text(text)
-    assert "config.json is missing or damaged" in missing(folder)
-
-
-def test_steps_that_are_not_logged_are_named(tmp_path):
-    folder = write_run(tmp_path / "run", {"training.steps": 9}, num_steps=6, has_final=False)
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:3] + lines[4:]))  # without step 3
-    found = missing(folder)
-    assert "steps 3, 7-9 of 9 not logged" in found
-    assert "the final evaluation, after step 9, is missing" in found
-
-
-def test_a_missing_evaluation_of_the_base_model_is_named(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[1:]))
-    assert missing(folder) == ["the evaluation of the base model is missing"]
-
-
-def test_a_run_without_evaluation_says_so(tmp_path):
-    folder = write_run(tmp_path / "run", {"evaluation.enable": False}, has_final=False)
-    assert missing(folder) == ["evaluation is off, so there is no accuracy"]
-
-
-def test_values_that_were_not_finite_are_named(tmp_path):
-    folder = write_run(tmp_path / "run", train__entropy_nats=None)
-    record = read_run("a", 0, folder)
-    assert record.missing == ["train/entropy_nats is missing or not finite in steps 1-3"]
-    assert all("train/entropy_nats" not in step for step in record.steps)
-
-
-def test_a_damaged_line_is_named(folder):
+def test_damage_is_named(folder):
+    (folder / "config.json").write_text('{"run"')
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')
-    assert missing(folder) == ["line 5 of metrics.jsonl is damaged"]
+    assert missing(folder)[:2] == [
+        "config.json is missing or damaged",
+        "line 5 of metrics.jsonl is damaged",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "line", "expected"),
+    [
+        ({}, {}, 0, ["the evaluation of the base model is missing"]),
+        ({}, {"has_final": False}, None, ["the final evaluation, after step 3, is missing"]),
+        (
+            {"training.steps": 9, "evaluation.enable": False},
+            {"num_steps": 6},
+            3,
+            ["steps 3, 7-9 of 9 not logged", "evaluation is off, so there is no accuracy"],
+        ),
+        (
+            {},
+            {"train__entropy_nats": None},
+            None,
+            ["train/entropy_nats is missing or not finite in steps 1-3"],
+        ),
+    ],
+)
+def test_steps_and_values_that_are_missing_are_named(tmp_path, settings, changes, line, expected):
+    folder = write_run(tmp_path / "run", settings, **changes)
+    if line is not None:
+        drop_line(folder / "metrics.jsonl", line)
+    assert missing(folder) == expected

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rollverify.config.prepare_table import PrepareConfig
-from rollverify.toy.base_model import base_folder, model_config
+from rollverify.toy.settings import PrepareConfig, base_folder, model_config
 
 DENSE = "permutation_chain-122698c2"
 """Folder of the default table, as it was before a base model could have experts."""

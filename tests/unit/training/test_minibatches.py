@@ -5,6 +5,8 @@ import torch
 from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
 
+from rollverify.config.losses import Grpo, M2po, NoCorrection, Reinforce, Truncated
+from rollverify.config.tables import AdvantageConfig
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
@@ -46,8 +48,8 @@ def groups(count: int = 4) -> list[TensorDict]:
 
 def update(trainer: ScoringTrainer, minibatches: int, **changes: object) -> PolicyUpdate:
     settings = {
-        "objective": Objective(loss_settings={"clip_low": 0.2, "clip_high": 0.3}),
-        "credit": CreditRule(std="none", max_response_tokens=3),
+        "objective": Objective(loss=Grpo(clip_low=0.2, clip_high=0.3)),
+        "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=3),
         "micro_batch_tokens": 64,
         "temperature": 1.0,
         "aggregation": "token_mean",
@@ -103,7 +105,7 @@ def test_one_step_scores_nothing_and_several_score_once():
 
 def test_the_limit_of_m2po_is_taken_from_the_policy_about_to_be_updated():
     trainer = RecordingTrainer()
-    objective = Objective(loss_name="m2po", denominator="behavior", correction_name="none")
+    objective = Objective(loss=M2po(denominator="behavior"), correction=NoCorrection())
     metrics = update(trainer, 2, objective=objective).train_step(groups(), 0)
     assert len(trainer.scored_rows) == 3  # Both before the first step, the second again.
     assert metrics["train/masked_frac"] <= 1.0 and trainer.gradients[1].abs().max() > 0
@@ -111,7 +113,7 @@ def test_the_limit_of_m2po_is_taken_from_the_policy_about_to_be_updated():
 
 def test_the_loss_is_the_mean_over_the_steps():
     """REINFORCE without a correction knows no anchor, so two iterations of one step do the same."""
-    plain = Objective(loss_name="reinforce", correction_name="none")
+    plain = Objective(loss=Reinforce(), correction=NoCorrection())
     batch, trainer, other = groups(), RecordingTrainer(), RecordingTrainer()
     metrics = update(trainer, 2, objective=plain).train_step(batch, 0)
     apart = [
@@ -124,7 +126,7 @@ def test_the_loss_is_the_mean_over_the_steps():
 
 def test_the_weight_of_reinforce_moves_with_the_policy():
     """The engine agreed with the policy before the iteration, so the weight is the ratio."""
-    plain = Objective(loss_name="reinforce", correction_settings={"threshold": 100.0})
+    plain = Objective(loss=Reinforce(), correction=Truncated(threshold=100.0))
     metrics = update(RecordingTrainer(), 2, objective=plain).train_step(groups(), 0)
     assert metrics["correction/weight_mean"] == pytest.approx(metrics["train/ratio_mean"], abs=1e-6)
     assert abs(metrics["correction/weight_mean"] - 1.0) > 1e-3

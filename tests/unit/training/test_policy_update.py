@@ -7,16 +7,21 @@ import torch
 from support.fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
 
+from rollverify.config.losses import NoCorrection
+from rollverify.config.tables import AdvantageConfig
+from rollverify.hooks import StepState
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.metrics.names import is_declared
+from rollverify.ranks import Ranks
 from rollverify.training.policy_update import PolicyUpdate
+from rollverify.verification.metrics import TrainedMetrics
 
 SETTINGS = {
     "micro_batch_tokens": 64,
     "temperature": 1.0,
     "objective": Objective(),
-    "credit": CreditRule(std="none", max_response_tokens=4),
+    "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=4),
     "aggregation": "token_mean",
     "constant_length": 4,
     "data_group": None,
@@ -112,7 +117,8 @@ def test_metrics_by_hand():
 
 
 def test_without_correction_the_weights_are_measured_but_not_applied():
-    _, metrics = step(hand_case(), uniform_trainer(), objective=Objective(correction_name="none"))
+    objective = Objective(correction=NoCorrection())
+    _, metrics = step(hand_case(), uniform_trainer(), objective=objective)
     assert metrics["train/loss"] == pytest.approx((-0.5 - 0.5 + 0.5) / 3, abs=1e-6)
     assert metrics["correction/weight_mean"] == pytest.approx((1.5 + 2.0 + 0.5) / 3, abs=1e-6)
     assert metrics["correction/truncated_frac"] == pytest.approx(1 / 3)
@@ -149,7 +155,7 @@ def test_groups_without_signal_give_no_gradient(std):
     batch = [trajectory([0], [1, 2], reward=1.0, group=0) for _ in range(3)]
     batch += [trajectory([0], [2, 3], reward=0.0, group=1) for _ in range(3)]
     batch += [trajectory([0], [4], reward=0.7, group=2)]
-    credit = CreditRule(std=std, max_response_tokens=4)
+    credit = CreditRule(settings=AdvantageConfig(std=std), max_response_tokens=4)
     trainer, metrics = step(batch, credit=credit)
     assert torch.count_nonzero(trainer.gradient) == 0
     assert metrics["train/loss"] == 0.0
@@ -220,9 +226,20 @@ def stale_case(trainer: FakeTrainer) -> list[TensorDict]:
     return made
 
 
+def step_at(
+    version: int, finished: list[TensorDict], trainer: FakeTrainer, **changes: object
+) -> dict[str, float]:
+    """Metrics of the step and of what it was taken on."""
+    update = PolicyUpdate(trainer=trainer, **(SETTINGS | changes))
+    metrics = update.train_step(finished, version)
+    state = StepState(step=version + 1, policy_version=version + 1)
+    TrainedMetrics(trainer=update, ranks=Ranks())(state)
+    return metrics | state.metrics
+
+
 def test_engine_mismatch_is_apart_from_staleness():
     trainer = FakeTrainer()
-    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(stale_case(trainer), 3)
+    metrics = step_at(3, stale_case(trainer), trainer)
     assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25, abs=1e-6)
     assert metrics["mismatch/logprob_abs_mean"] == pytest.approx((0 + 0.25) / 2, abs=1e-6)
     assert metrics["mismatch/age_1"] == pytest.approx(0.0, abs=1e-6)
@@ -238,7 +255,7 @@ def test_older_tokens_without_an_anchor_are_left_out_of_the_mismatch():
     finished = stale_case(trainer)
     for one in finished:
         one["anchor_logprobs"] = torch.full((2,), float("nan"))
-    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(finished, 3)
+    metrics = step_at(3, finished, trainer)
     # Per trajectory only the fresh token, off by 0.25; the old one is ln 2 from the policy now.
     assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25, abs=1e-6)
     assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(0.25, abs=1e-6)
@@ -264,12 +281,11 @@ def test_ops_find_their_trajectory_in_any_packing(micro_batch_tokens):
     for version, one in enumerate(batch):
         one["policy_version"].fill_(version)
         one["anchor_logprobs"] = one["behavior_logprobs"].clone()
-    settings = SETTINGS | {"micro_batch_tokens": micro_batch_tokens}
     shift = {}
     for one in batch[-3:]:
         ids = torch.cat([one["prompt_ids"], one["response_ids"]]).tolist()
         own = torch.tensor(trainer.logprobs(ids)[1:])
         shift[11 - int(one["policy_version"][0])] = (own - one["anchor_logprobs"]).expm1().abs()
-    metrics = PolicyUpdate(trainer=trainer, **settings).train_step(batch, 11)
+    metrics = step_at(11, batch, trainer, micro_batch_tokens=micro_batch_tokens)
     for age, values in shift.items():
         assert metrics[f"ops/trained_age_{age}"] == pytest.approx(values.mean().item(), abs=1e-5)

@@ -5,6 +5,8 @@ from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
 from torch import Tensor
 
+from rollverify.config.losses import Grpo
+from rollverify.config.tables import AdvantageConfig, KlConfig
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.rollout.trajectory import ROUTING
@@ -42,8 +44,8 @@ def batch() -> list[TensorDict]:
 def train(minibatches: int = 1, **changes: object) -> RememberingTrainer:
     trainer = RememberingTrainer()
     settings = {
-        "objective": Objective(loss_settings={"clip_low": 0.2, "clip_high": 0.3}),
-        "credit": CreditRule(std="none", max_response_tokens=3),
+        "objective": Objective(loss=Grpo(clip_low=0.2, clip_high=0.3)),
+        "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=3),
         "micro_batch_tokens": 6,
         "temperature": 1.0,
         "aggregation": "token_mean",
@@ -87,6 +89,7 @@ def test_without_replay_the_router_chooses_everywhere():
 def test_a_reference_model_chooses_its_own_experts():
     """Its weights are others; repeating the policy's choice would not give its log-probs."""
     reference = ScoringTrainer()
-    trainer = train(replay="engine", reference=reference, objective=Objective(kl_coefficient=0.1))
+    objective = Objective(kl=KlConfig(coefficient=0.1))
+    trainer = train(replay="engine", reference=reference, objective=objective)
     assert [row.routed_experts for row in reference.scored_rows] == [None, None]
     assert experts(trainer.trained) == [[5] * 6] * 2

@@ -6,6 +6,7 @@ from support.fakes import ScoringTrainer, paused, trajectory
 
 from rollverify.engine.model_folder import RoutingShape
 from rollverify.errors import RolloutError
+from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import ROUTING, new_trajectory
 from rollverify.training.scoring import TrajectoryScorer, check_finite
 
@@ -17,7 +18,7 @@ def scorer(
         trainer=trainer,
         micro_batch_tokens=max_tokens,
         temperature=temperature,
-        data_group=None,
+        ranks=Ranks(),
     )
 
 
@@ -97,7 +98,7 @@ def test_recorded_experts_are_replayed_where_that_is_asked_for():
     one[ROUTING] = torch.tensor([[[5]], [[6]]], dtype=torch.uint8)
     shape = RoutingShape(num_layers=1, experts_per_token=1, num_experts=8)
     TrajectoryScorer(
-        trainer=trainer, micro_batch_tokens=8, temperature=1.0, data_group=None, routing=shape
+        trainer=trainer, micro_batch_tokens=8, temperature=1.0, ranks=Ranks(), routing=shape
     ).score([one])
     scorer(trainer).score([one])
     replayed, native = trainer.scored_rows
@@ -120,7 +121,7 @@ def test_the_trainers_choice_has_the_type_of_the_engines():
         trainer=ScoringTrainer(),
         micro_batch_tokens=8,
         temperature=1.0,
-        data_group=None,
+        ranks=Ranks(),
         routing=shape,
     )
     _, (routes,) = made.score_and_route([trajectory([1, 2], [3])])

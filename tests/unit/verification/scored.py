@@ -5,22 +5,53 @@ from collections.abc import Sequence
 from support.fakes import FakeScorer, paused
 from tensordict import TensorDict
 
+from rollverify.config.tables import FilterConfig, VerificationConfig
 from rollverify.hooks import StepState
+from rollverify.metrics.json_lines import AuditLog
+from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger, PromptState
-from rollverify.verification.scoring import OpsScoring
+from rollverify.verification.filters import TrajectoryFilter
+from rollverify.verification.scoring import OpsScoring, Scored
+from rollverify.verification.stage import Verification
 
 Name = tuple[int, int]
 """(group, sample)."""
 
 
 def scoring(
-    updated: dict[Name, Sequence[float]], *, reference: str = "anchor", symmetric: bool = False
+    updated: dict[Name, Sequence[float]], *, against: str = "anchor", symmetric: bool = False
 ) -> OpsScoring:
-    """The stage with given log-probs under the policy after the step."""
-    return OpsScoring(
-        scorer=FakeScorer(updated), reference=reference, symmetric=symmetric, data_group=None
+    """Scoring with given log-probs under the policy after the step."""
+    scorer = FakeScorer(updated)
+    return OpsScoring(scorer=scorer, against=against, symmetric=symmetric, ranks=Ranks())
+
+
+def verification(
+    score: OpsScoring,
+    buffer: TrajectoryBuffer,
+    ledger: PromptLedger,
+    *,
+    filtered: FilterConfig | None = None,
+    settings: VerificationConfig | None = None,
+    audit_log: AuditLog | None = None,
+) -> Verification:
+    """The stage on one rank; without an audit log it cuts nothing."""
+    return Verification(
+        score=score,
+        filter=TrajectoryFilter(
+            settings=filtered or FilterConfig(), buffer=buffer, ledger=ledger, ranks=Ranks()
+        ),
+        settings=settings or VerificationConfig(),
+        buffer=buffer,
+        audit_log=audit_log,
+        ranks=Ranks(),
     )
+
+
+def ops_of(scored: Scored) -> list[list[float]]:
+    """OPS of each trajectory's tokens."""
+    return [ops.tolist() for ops in scored.ops.split(scored.layout.trajectory_lengths.tolist())]
 
 
 def held_in(

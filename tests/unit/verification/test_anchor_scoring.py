@@ -6,6 +6,7 @@ from support.fakes import FakeScorer, ScoringTrainer, paused
 
 from rollverify.errors import RolloutError
 from rollverify.hooks import StepState
+from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import ROUTING
 from rollverify.training.scoring import TrajectoryScorer
 from rollverify.verification.scoring import AnchorScoring
@@ -15,7 +16,7 @@ NAN = float("nan")
 
 def run(unfinished: list, logprobs: dict) -> FakeScorer:
     scorer = FakeScorer(logprobs)
-    AnchorScoring(scorer)(StepState(step=3, policy_version=2, unfinished=unfinished))
+    AnchorScoring(scorer=scorer)(StepState(step=3, policy_version=2, unfinished=unfinished))
     return scorer
 
 
@@ -81,9 +82,9 @@ def test_the_trainers_experts_are_recorded_with_the_anchors():
         trainer=ScoringTrainer(vocab_size=9),
         micro_batch_tokens=8,
         temperature=1.0,
-        data_group=None,
+        ranks=Ranks(),
     )
-    hook = AnchorScoring(scorer, records_routing=True)
+    hook = AnchorScoring(scorer=scorer, records_routing=True)
     hook(StepState(step=3, policy_version=2, unfinished=[one]))
     # 2 + 3 tokens, 4 fed; the stand-in's router sends position p to expert p.
     assert one[ROUTING].flatten().tolist() == [6, 7, 2, 3]

@@ -6,12 +6,12 @@ from math import inf
 import pytest
 
 from rollverify.hooks import StepState
-from rollverify.verification.stage import NoiseFloor
+from rollverify.verification.metrics import NoiseFloor
 
 
-def warnings(caplog, noises: list[float], threshold: float, reference="behavior") -> list[str]:
+def warnings(caplog, noises: list[float], threshold: float, against="behavior") -> list[str]:
     """Messages of a run whose steps have these noises."""
-    hook = NoiseFloor(segment_threshold=threshold, reference=reference)
+    hook = NoiseFloor(segment_threshold=threshold, against=against)
     with caplog.at_level(logging.WARNING, logger="rollverify"):
         for number, noise in enumerate(noises, start=1):
             metrics = {"mismatch/ops_mean": noise}
@@ -34,7 +34,7 @@ def test_a_threshold_above_the_noise_is_fine(caplog, threshold):
     assert warnings(caplog, [0.01, 0.019], threshold) == []
 
 
-@pytest.mark.parametrize(("reference", "advice"), [("behavior", "cut for"), ("anchor", "fresh")])
-def test_the_message_says_what_the_noise_does(caplog, reference, advice):
-    [message] = warnings(caplog, [0.03], 0.01, reference)
+@pytest.mark.parametrize(("against", "advice"), [("behavior", "cut for"), ("anchor", "fresh")])
+def test_the_message_says_what_the_noise_does(caplog, against, advice):
+    [message] = warnings(caplog, [0.03], 0.01, against)
     assert advice in message

@@ -6,6 +6,7 @@ from unit.rollout.packed import layout_of, row_of
 
 from rollverify.metrics.names import is_declared
 from rollverify.metrics.rollout import distribution
+from rollverify.ranks import Ranks
 from rollverify.verification.metrics import AGES, ops_metrics, percentile, sums_by_age
 
 OPS = [[[0.1, 0.3], [0.5]], [], [[0.0]]]
@@ -14,7 +15,7 @@ OPS = [[[0.1, 0.3], [0.5]], [], [[0.0]]]
 
 def test_levels_by_hand():
     layout, ops = layout_of(OPS), row_of(OPS)
-    metrics = ops_metrics("unfinished", ops, layout, torch.tensor([2, 2, 1, 9]), None)
+    metrics = ops_metrics("unfinished", ops, layout, torch.tensor([2, 2, 1, 9]), Ranks())
     expected = {
         "ops/unfinished_token_mean": 0.9 / 4,
         # Sorted 0, 0.1, 0.3, 0.5: rank 0.95 * 3 = 2.85, so 0.3 + 0.85 * 0.2.
@@ -39,7 +40,7 @@ def test_levels_by_hand():
 def test_without_a_token_there_is_no_metric():
     """PR15: no NaN for samples paused before their first token."""
     empty: list[list[list[float]]] = [[], []]
-    assert ops_metrics("unfinished", row_of(empty), layout_of(empty), torch.zeros(0), None) == {}
+    assert ops_metrics("unfinished", row_of(empty), layout_of(empty), torch.zeros(0), Ranks()) == {}
 
 
 def test_age_classes_have_the_bounds_they_are_named_after():

@@ -6,11 +6,10 @@ import random
 import pytest
 import torch
 from unit.losses import reference
-from unit.rollout.packed import ids_of, layout_of, random_order, random_shape, row_of
+from unit.rollout.packed import layout_of, random_order, random_shape, row_of
+from unit.verification.verified import verify as verify_packed
 
-from rollverify.rollout.layout import pack_layout
 from rollverify.verification.ops import token_ops
-from rollverify.verification.prefix import CutRule, verify_prefixes
 
 EXAMPLE = [
     [
@@ -19,16 +18,12 @@ EXAMPLE = [
         [0.030455, 0.019801],
     ]
 ]
-RULES = {"none": CutRule.NONE, "segment": CutRule.SEGMENT, "token": CutRule.TOKEN}
 
 
 def verify(trajectories, d_s, d_t, order=None, dtype=torch.float64):
     """Verification of OPS given as nested lists."""
-    return verify_prefixes(
-        row_of(trajectories, order, dtype),
-        layout_of(trajectories, order),
-        segment_threshold=d_s,
-        token_threshold=d_t,
+    return verify_packed(
+        row_of(trajectories, order, dtype), layout_of(trajectories, order), d_s, d_t
     )
 
 
@@ -36,24 +31,24 @@ def outcome(trajectory, d_s, d_t):
     """(accepted length, rule, cut index, cut OPS) of a single trajectory."""
     result = verify([trajectory], d_s, d_t)
     fields = (result.accepted_lengths, result.rules, result.cut_indices, result.cut_ops)
-    return tuple(field.item() for field in fields)
+    return tuple(field[0] for field in fields)
 
 
 @pytest.mark.parametrize(
     ("d_s", "d_t", "length", "rule", "index", "value"),
     [
-        (0.01, 2.0, 4, CutRule.SEGMENT, 4, 0.777356),  # stop at s_2
-        (1.0, 2.0, 5, CutRule.TOKEN, 5, 2.320117),  # all segments pass, the sixth token fails
-        (math.inf, math.inf, 9, CutRule.NONE, -1, 0.0),
+        (0.01, 2.0, 4, "segment", 4, 0.777356),  # stop at s_2
+        (1.0, 2.0, 5, "token", 5, 2.320117),  # all segments pass, the sixth token fails
+        (math.inf, math.inf, 9, "none", -1, 0.0),
     ],
 )
 def test_worked_example(d_s, d_t, length, rule, index, value):
     result = verify(EXAMPLE, d_s, d_t, dtype=torch.float32)
-    assert result.checked_lengths.tolist() == [9]
-    assert result.accepted_lengths.tolist() == [length]
-    assert result.rules.tolist() == [rule]
-    assert result.cut_indices.tolist() == [index]
-    assert result.cut_ops.tolist() == pytest.approx([value], abs=1e-6)
+    assert result.checked_lengths == [9]
+    assert result.accepted_lengths == [length]
+    assert result.rules == [rule]
+    assert result.cut_indices == [index]
+    assert result.cut_ops == pytest.approx([value], abs=1e-6)
 
 
 def test_vf01_the_mean_is_per_segment():
@@ -61,12 +56,12 @@ def test_vf01_the_mean_is_per_segment():
     updated = torch.tensor([-0.10, -0.205, -0.28, -1.60])
     behavior = torch.tensor([-0.10, -0.20, -0.30, -0.40])
     ops = token_ops(updated, behavior, layout)
-    result = verify_prefixes(ops, layout, segment_threshold=0.01, token_threshold=2.0)
-    assert result.accepted_lengths.tolist() == [2]
+    result = verify_packed(ops, layout, 0.01, 2.0)
+    assert result.accepted_lengths == [2]
 
 
 def test_vf01_a_segment_at_its_threshold_is_cut():
-    assert outcome([[0.5]], 0.5, math.inf) == (0, CutRule.SEGMENT, 0, 0.5)
+    assert outcome([[0.5]], 0.5, math.inf) == (0, "segment", 0, 0.5)
 
 
 def test_vf03_the_token_stage_cuts_inside_a_segment():
@@ -74,49 +69,49 @@ def test_vf03_the_token_stage_cuts_inside_a_segment():
     updated = torch.tensor([-1.0, -1.0, -1.0, -2.5, -1.0])
     layout = layout_of([[[0] * 5]])
     ops = token_ops(updated, behavior, layout)
-    result = verify_prefixes(ops, layout, segment_threshold=1.0, token_threshold=2.0)
-    assert result.accepted_lengths.tolist() == [3]
-    assert result.rules.tolist() == [CutRule.TOKEN]
-    assert result.cut_ops.item() == pytest.approx(3.4817, abs=1e-4)
+    result = verify_packed(ops, layout, 1.0, 2.0)
+    assert result.accepted_lengths == [3]
+    assert result.rules == ["token"]
+    assert result.cut_ops[0] == pytest.approx(3.4817, abs=1e-4)
 
 
 def test_pr15_a_trajectory_without_tokens_is_verified_and_not_cut():
     result = verify([[], [[0.5]], []], 0.01, 2.0)
-    assert result.checked_lengths.tolist() == [0, 1, 0]
-    assert result.accepted_lengths.tolist() == [0, 0, 0]
-    assert result.rules.tolist() == [CutRule.NONE, CutRule.SEGMENT, CutRule.NONE]
-    assert result.cut_indices.tolist() == [-1, 0, -1]
-    assert result.cut_ops.tolist() == [0.0, 0.5, 0.0]
+    assert result.checked_lengths == [0, 1, 0]
+    assert result.accepted_lengths == [0, 0, 0]
+    assert result.rules == ["none", "segment", "none"]
+    assert result.cut_indices == [-1, 0, -1]
+    assert result.cut_ops == [0.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("trajectories", [[], [[]], [[], []]])
 def test_pr15_nothing_to_verify(trajectories):
     result = verify(trajectories, 0.01, 2.0)
-    assert result.accepted_lengths.tolist() == [0] * len(trajectories)
-    assert result.cut_ops.tolist() == [0.0] * len(trajectories)
+    assert result.accepted_lengths == [0] * len(trajectories)
+    assert result.cut_ops == [0.0] * len(trajectories)
 
 
 @pytest.mark.parametrize(
     ("trajectory", "d_s", "d_t", "expected"),
     [
         # Just below, at and just above each threshold.
-        ([[0.25, 0.75], [0.0]], 0.5000001, 2.0, (3, CutRule.NONE, -1, 0.0)),
-        ([[0.25, 0.75], [0.0]], 0.5, 2.0, (0, CutRule.SEGMENT, 0, 0.5)),
-        ([[0.25, 0.75], [0.0]], 9.0, 0.75, (1, CutRule.TOKEN, 1, 0.75)),
-        ([[0.25, 0.75], [0.0]], 9.0, 0.7500001, (3, CutRule.NONE, -1, 0.0)),
+        ([[0.25, 0.75], [0.0]], 0.5000001, 2.0, (3, "none", -1, 0.0)),
+        ([[0.25, 0.75], [0.0]], 0.5, 2.0, (0, "segment", 0, 0.5)),
+        ([[0.25, 0.75], [0.0]], 9.0, 0.75, (1, "token", 1, 0.75)),
+        ([[0.25, 0.75], [0.0]], 9.0, 0.7500001, (3, "none", -1, 0.0)),
         # First and last token, first and last segment.
-        ([[3.0, 0.0]], 9.0, 2.0, (0, CutRule.TOKEN, 0, 3.0)),
-        ([[0.0, 3.0]], 9.0, 2.0, (1, CutRule.TOKEN, 1, 3.0)),
-        ([[0.0], [0.0], [1.0]], 0.5, 2.0, (2, CutRule.SEGMENT, 2, 1.0)),
-        ([[1.0], [0.0], [1.0]], 0.5, 2.0, (0, CutRule.SEGMENT, 0, 1.0)),
+        ([[3.0, 0.0]], 9.0, 2.0, (0, "token", 0, 3.0)),
+        ([[0.0, 3.0]], 9.0, 2.0, (1, "token", 1, 3.0)),
+        ([[0.0], [0.0], [1.0]], 0.5, 2.0, (2, "segment", 2, 1.0)),
+        ([[1.0], [0.0], [1.0]], 0.5, 2.0, (0, "segment", 0, 1.0)),
         # Both stages cut: the second names the rule. It does not look at what the first dropped.
-        ([[0.0, 2.5], [8.0]], 4.0, 2.0, (1, CutRule.TOKEN, 1, 2.5)),
-        ([[0.0, 0.5], [8.0]], 4.0, 2.0, (2, CutRule.SEGMENT, 2, 8.0)),
+        ([[0.0, 2.5], [8.0]], 4.0, 2.0, (1, "token", 1, 2.5)),
+        ([[0.0, 0.5], [8.0]], 4.0, 2.0, (2, "segment", 2, 8.0)),
         # One stage turned off.
-        ([[0.0], [8.0]], math.inf, 2.0, (1, CutRule.TOKEN, 1, 8.0)),
-        ([[0.0], [8.0]], 4.0, math.inf, (1, CutRule.SEGMENT, 1, 8.0)),
+        ([[0.0], [8.0]], math.inf, 2.0, (1, "token", 1, 8.0)),
+        ([[0.0], [8.0]], 4.0, math.inf, (1, "segment", 1, 8.0)),
         # A late low segment does not save what comes after an early high one.
-        ([[0.0], [1.0], [0.0]], 0.5, 2.0, (1, CutRule.SEGMENT, 1, 1.0)),
+        ([[0.0], [1.0], [0.0]], 0.5, 2.0, (1, "segment", 1, 1.0)),
     ],
 )
 def test_boundaries(trajectory, d_s, d_t, expected):
@@ -127,35 +122,17 @@ def test_thresholds_are_inclusive_in_float32_too():
     # float32(0.01) is 0.00999999978: below 0.01 unless the threshold is rounded likewise.
     for d_s, d_t in ((0.01, math.inf), (math.inf, 0.01)):
         result = verify([[[0.01, 0.01, 0.01]]], d_s, d_t, dtype=torch.float32)
-        assert result.accepted_lengths.tolist() == [0]
+        assert result.accepted_lengths == [0]
 
 
 def test_a_threshold_below_float32_does_not_cut_zeros():
     result = verify([[[0.0, 0.0]]], 1e-60, 1e-60, dtype=torch.float32)
-    assert result.accepted_lengths.tolist() == [2]
+    assert result.accepted_lengths == [2]
 
 
 def test_a_threshold_above_float32_cuts_nothing():
     result = verify([[[4e8]]], 1e300, 1e300, dtype=torch.float32)
-    assert result.accepted_lengths.tolist() == [1]
-
-
-def test_positions_outside_the_response_neither_cut_nor_count():
-    owners, segments = [0, 0, 0, 1, 1, 1], [-1, 0, 0, -1, 0, -1]
-    layout = pack_layout(ids_of(owners), ids_of(segments), 2)
-    ops = torch.tensor([9.0, 0.0, 3.0, math.nan, 0.0, 9.0])
-    result = verify_prefixes(ops, layout, segment_threshold=math.inf, token_threshold=2.0)
-    assert result.checked_lengths.tolist() == [2, 1]
-    assert result.accepted_lengths.tolist() == [1, 1]
-    assert result.cut_indices.tolist() == [1, -1]
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, -math.inf])
-@pytest.mark.parametrize("name", ["segment_threshold", "token_threshold"])
-def test_thresholds_must_be_positive(bad, name):
-    thresholds = {"segment_threshold": 1.0, "token_threshold": 1.0} | {name: bad}
-    with pytest.raises(ValueError, match=f"{name} must be > 0"):
-        verify_prefixes(torch.zeros(1), layout_of([[[0]]]), **thresholds)
+    assert result.accepted_lengths == [1]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
@@ -193,12 +170,12 @@ def test_agrees_with_the_literal_transcription(seed):
         result = verify(trajectories, d_s, d_t, order)
         expected = [reference.verify_trajectory(one, d_s, d_t) for one in trajectories]
         lengths = [length for length, _, _ in expected]
-        assert result.accepted_lengths.tolist() == lengths
-        assert result.rules.tolist() == [RULES[rule] for _, rule, _ in expected]
-        assert result.cut_ops.tolist() == [value for _, _, value in expected]
+        assert result.accepted_lengths == lengths
+        assert result.rules == [rule for _, rule, _ in expected]
+        assert result.cut_ops == [value for _, _, value in expected]
         cuts = [-1 if rule == "none" else length for length, rule, _ in expected]
-        assert result.cut_indices.tolist() == cuts
+        assert result.cut_indices == cuts
         checked = [sum(len(segment) for segment in one) for one in trajectories]
-        assert result.checked_lengths.tolist() == checked
+        assert result.checked_lengths == checked
         seen |= {rule for _, rule, _ in expected}
-    assert seen == set(RULES)
+    assert seen == {"none", "segment", "token"}

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.rollout.packed import layout_of, row_of
+from unit.verification.verified import verify
 
 from rollverify.verification.ops import segment_ops, token_ops
-from rollverify.verification.prefix import verify_prefixes
 
 OPS = st.floats(0.0, 4.0, width=32)
 TRAJECTORIES = st.lists(st.lists(st.lists(OPS, max_size=6), max_size=6), max_size=6)
@@ -17,13 +17,8 @@ THRESHOLDS = st.one_of(st.just(math.inf), st.floats(1e-3, 5.0))
 
 def accepted(trajectories, d_s, d_t):
     """(accepted, checked) lengths as lists."""
-    result = verify_prefixes(
-        row_of(trajectories, dtype=torch.float32),
-        layout_of(trajectories),
-        segment_threshold=d_s,
-        token_threshold=d_t,
-    )
-    return result.accepted_lengths.tolist(), result.checked_lengths.tolist()
+    result = verify(row_of(trajectories, dtype=torch.float32), layout_of(trajectories), d_s, d_t)
+    return result.accepted_lengths, result.checked_lengths
 
 
 @settings(deadline=None, derandomize=True)
@@ -57,9 +52,9 @@ def test_infinite_thresholds_accept_all(trajectories):
 def test_an_unchanged_policy_cuts_nothing(logprobs, d_s, d_t):
     layout, row = layout_of(logprobs), -row_of(logprobs, dtype=torch.float32)
     ops = token_ops(row, row, layout)
-    result = verify_prefixes(ops, layout, segment_threshold=d_s, token_threshold=d_t)
-    assert result.accepted_lengths.tolist() == result.checked_lengths.tolist()
-    assert not result.rules.any() and not result.cut_ops.any()
+    result = verify(ops, layout, d_s, d_t)
+    assert result.accepted_lengths == result.checked_lengths
+    assert not any(result.cut_ops) and set(result.rules) <= {"none"}
 
 
 @settings(deadline=None, derandomize=True)
@@ -81,13 +76,10 @@ def test_neighbours_and_order_do_not_matter(trajectories, d_s, d_t, generator):
     alone = [accepted([one], d_s, d_t)[0][0] for one in trajectories]
     order = list(range(len(trajectories)))
     generator.shuffle(order)
-    shuffled = verify_prefixes(
-        row_of(trajectories, order, torch.float32),
-        layout_of(trajectories, order),
-        segment_threshold=d_s,
-        token_threshold=d_t,
+    shuffled = verify(
+        row_of(trajectories, order, torch.float32), layout_of(trajectories, order), d_s, d_t
     )
-    assert together == alone == shuffled.accepted_lengths.tolist()
+    assert together == alone == shuffled.accepted_lengths
 
 
 @settings(deadline=None, derandomize=True)

@@ -5,11 +5,13 @@ from math import exp, isfinite, log
 import pytest
 import torch
 from support.fakes import paused
-from unit.verification.scored import held_in, scoring
+from unit.verification.scored import held_in, ops_of, scoring
 
 from rollverify.errors import RolloutError
 from rollverify.hooks import StepState
 from rollverify.metrics.names import is_declared
+from rollverify.ranks import Ranks
+from rollverify.verification.ops import segment_ops
 from rollverify.verification.scoring import OpsScoring
 
 UPDATED = {(0, 0): [-1.0 + log(1.5), -2.0], (0, 1): [], (1, 0): [-3.0 + log(0.9)], (1, 1): []}
@@ -21,17 +23,16 @@ def state() -> StepState:
 
 
 def test_ops_of_each_trajectory_by_hand():
-    stage, made = scoring(UPDATED), state()
-    stage(made)
-    assert [one.tolist() for one in stage.token_ops] == [
+    made = state()
+    scored = scoring(UPDATED)(made)
+    assert ops_of(scored) == [
         pytest.approx([0.5, 0.0], abs=1e-6),
         [],
         pytest.approx([0.1], abs=1e-6),
         [],
     ]
-    assert stage.trajectories == made.unfinished
-    assert stage.num_checked_tokens == 3
-    assert stage.num_checked_trajectories == 4
+    assert scored.trajectories == made.unfinished
+    assert scored.layout.num_tokens == 3
 
 
 def test_metrics_by_hand():
@@ -55,38 +56,37 @@ def test_metrics_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("reference", "symmetric", "expected"),
+    ("against", "symmetric", "expected"),
     [
         ("anchor", False, 1 - exp(-1)),
         ("anchor", True, exp(1) - 1),
         ("behavior", False, exp(0.5) - 1),
     ],
 )
-def test_the_reference_and_the_form_can_be_chosen(reference, symmetric, expected):
+def test_the_log_probs_and_the_form_can_be_chosen(against, symmetric, expected):
     one = paused({1: [-2.5]})
     one["anchor_logprobs"] = torch.tensor([-1.0])
-    stage = scoring({(0, 0): [-2.0]}, reference=reference, symmetric=symmetric)
-    stage(StepState(step=2, policy_version=2, unfinished=[one]))
-    assert stage.ops.tolist() == pytest.approx([expected])
+    score = scoring({(0, 0): [-2.0]}, against=against, symmetric=symmetric)
+    scored = score(StepState(step=2, policy_version=2, unfinished=[one]))
+    assert scored.ops.tolist() == pytest.approx([expected])
 
 
 def test_without_a_scorer_tokens_are_counted_only():
-    stage = OpsScoring(scorer=None, reference="anchor", symmetric=False, data_group=None)
     made = state()
-    stage(made)
-    assert (stage.num_checked_tokens, stage.token_ops, made.metrics) == (3, [], {})
-    with pytest.raises(RolloutError, match="not scored"):
-        _ = stage.ops
+    score = OpsScoring(scorer=None, against="anchor", symmetric=False, ranks=Ranks())
+    scored = score(made)
+    assert (scored.layout.num_tokens, made.metrics) == (3, {})
+    with pytest.raises(ValueError, match="OPS of trajectory 0, response token 0 is nan"):
+        segment_ops(scored.ops, scored.layout)
 
 
 @pytest.mark.parametrize("unfinished", [[], [paused({}), paused({}, sample=1)]])
 def test_nothing_or_only_empty_responses_give_no_nan(unfinished):
     """PR15: paused before the first token: 0 segments, no OPS, no NaN."""
-    stage = scoring({})
     made = StepState(step=3, policy_version=3, unfinished=unfinished)
-    stage(made)
-    assert [len(one) for one in stage.token_ops] == [0] * len(unfinished)
-    assert len(stage.layout.segment_ids) == 0
+    scored = scoring({})(made)
+    assert ops_of(scored) == [[]] * len(unfinished)
+    assert len(scored.layout.segment_starts) == 0
     assert all(isfinite(value) for value in made.metrics.values())
 
 
@@ -102,20 +102,14 @@ def test_a_log_prob_that_is_not_finite_names_the_trajectory():
 
 
 def test_a_token_without_an_anchor_is_compared_with_the_engine():
-    """After a resume with the reference changed from behavior to anchor."""
-    stage, plain = scoring(UPDATED), scoring(UPDATED)
+    """After a resume with `against` changed from behavior to anchor."""
     made, usual = state(), state()
     made.unfinished[0]["anchor_logprobs"].fill_(float("nan"))  # Else equal to the engine's.
-    stage(made)
-    plain(usual)
-    assert torch.equal(stage.ops, plain.ops)
+    assert torch.equal(scoring(UPDATED)(made).ops, scoring(UPDATED)(usual).ops)
 
 
 def test_dropped_trajectories_leave_list_ops_and_layout():
-    stage, made = scoring(UPDATED), state()
-    stage(made)
-    stage.drop([0, 3])
-    assert [int(one["group_id"]) for one in stage.trajectories] == [0, 1]
-    assert stage.ops.tolist() == pytest.approx([0.1], abs=1e-6)
-    assert stage.layout.token_owners.tolist() == [1]  # Place in the list that is left.
-    assert stage.num_checked_tokens == 3
+    scored = scoring(UPDATED)(state()).only(torch.tensor([False, True, True, False]))
+    assert [int(one["group_id"]) for one in scored.trajectories] == [0, 1]
+    assert scored.ops.tolist() == pytest.approx([0.1], abs=1e-6)
+    assert scored.layout.token_owners.tolist() == [1]  # Place in the list that is left.

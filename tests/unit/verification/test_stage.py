@@ -4,12 +4,12 @@ import json
 from math import isfinite, log
 
 import pytest
-from unit.verification.scored import held_in, lengths, scoring
+from unit.verification.scored import held_in, lengths, scoring, verification
 
+from rollverify.config.tables import FilterConfig, VerificationConfig
 from rollverify.metrics.json_lines import CUTS_FILE, AuditLog
 from rollverify.metrics.names import is_declared
 from rollverify.rollout.trajectory import FIELDS, Status, validate_trajectory
-from rollverify.verification.stage import Verification
 
 VF01 = {0: [-0.10, -0.20], 1: [-0.30, -0.40]}
 VF01_UPDATED = [-0.10, -0.205, -0.28, -1.60]
@@ -17,20 +17,12 @@ VF01_UPDATED = [-0.10, -0.205, -0.28, -1.60]
 
 def run(groups, updated, folder, *, thresholds=(0.01, 2.0), group_size=1, finish=()):
     """(buffer, state) after verification; `finish` names samples that are finished before."""
-    buffer, _, state = held_in(groups, group_size)
+    buffer, ledger, state = held_in(groups, group_size)
     for group, sample in finish:
         buffer.set_outcome(buffer.group(group)[sample], Status.STOP, 1.0)
-    stage = scoring(updated)
-    stage(state)
     audit_log = AuditLog(folder, rank=0)
-    Verification(
-        ops_scoring=stage,
-        buffer=buffer,
-        segment_threshold=thresholds[0],
-        token_threshold=thresholds[1],
-        audit_log=audit_log,
-        data_group=None,
-    )(state)
+    settings = VerificationConfig(segment_threshold=thresholds[0], token_threshold=thresholds[1])
+    verification(scoring(updated), buffer, ledger, settings=settings, audit_log=audit_log)(state)
     audit_log.close()
     buffer.check()
     return buffer, state
@@ -119,6 +111,7 @@ def test_metrics_by_hand(tmp_path):
     assert lengths(state.unfinished) == [2, 0, 1, 0]
     found = {key: state.metrics[key] for key in state.metrics if key.startswith("verification/")}
     assert found.pop("verification/scan_s") > 0
+    assert found.pop("verification/scoring_s") > 0
     assert found == {
         "verification/acceptance_rate": 3 / 7,
         "verification/untouched_frac": 2 / 4,
@@ -163,20 +156,17 @@ def test_a_policy_that_did_not_move_cuts_nothing(tmp_path):
 
 
 def test_what_a_filter_has_dropped_counts_as_checked_and_lost(tmp_path):
-    """4 tokens: 2 of sample 0 are dropped, 2 of sample 1 are verified and kept."""
-    buffer, _, state = held_in({0: [{2: [-1.0, -1.0]}, {2: [-1.0, -1.0]}]}, group_size=2)
-    stage = scoring({(0, 0): [-1.0, -1.0], (0, 1): [-1.0, -1.0]})
-    stage(state)
-    stage.drop([0])
-    Verification(
-        ops_scoring=stage,
-        buffer=buffer,
-        segment_threshold=0.01,
-        token_threshold=2.0,
+    """4 tokens: 2 of sample 0 are too old, 2 of sample 1 are verified and kept."""
+    groups = {0: [{0: [-1.0, -1.0]}, {2: [-1.0, -1.0]}]}
+    buffer, ledger, state = held_in(groups, group_size=2)
+    verification(
+        scoring({(0, 0): [-1.0, -1.0], (0, 1): [-1.0, -1.0]}),
+        buffer,
+        ledger,
+        filtered=FilterConfig(name="staleness", max_staleness=1),
         audit_log=AuditLog(tmp_path, rank=0),
-        data_group=None,
     )(state)
     assert state.metrics["verification/tokens_checked"] == 4
-    assert state.metrics["verification/acceptance_rate"] == 0.5
+    assert state.metrics["verification/acceptance_rate"] == state.acceptance_rate == 0.5
     assert state.metrics["verification/untouched_frac"] == 0.5
     assert state.metrics["verification/tokens_cut"] == 0

@@ -1,140 +1,109 @@
-"""Acceptance rate, and when its average ends partial rollouts."""
+"""The switch to on-policy rollouts: when it comes, what it does, whether there is a way back."""
 
-import json
-import math
+import logging
 
 import pytest
+from support.fakes import paused
 
-from rollverify.errors import CheckpointError
-from rollverify.verification.switching import AcceptanceWindow, acceptance_rate
-
-FALLING = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
-
-
-def window_of(size=8, threshold=0.5, average="window", reversible=False):
-    return AcceptanceWindow(size=size, threshold=threshold, average=average, reversible=reversible)
+from rollverify.config.tables import SwitchingConfig
+from rollverify.hooks import StepState
+from rollverify.metrics.names import is_declared
+from rollverify.verification.switching import Switching
+from rollverify.verification.window import AcceptanceWindow, acceptance_rate
 
 
-def decisions(window, rates):
-    return [window.update(rate) for rate in rates]
+class FakeRollouter:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.modes: list[bool] = []
+
+    def set_on_policy(self, is_on_policy: bool) -> None:
+        self.modes.append(is_on_policy)
 
 
-@pytest.mark.parametrize(
-    ("accepted", "checked", "rate"), [(4, 9, 4 / 9), (0, 5, 0.0), (5, 5, 1.0), (0, 0, 1.0)]
-)
-def test_acceptance_rate(accepted, checked, rate):
-    assert acceptance_rate(accepted, checked) == rate
+class Steps:
+    """Runs the hook step by step on a U_k of 10 tokens, of which some are left."""
+
+    def __init__(self, *, reversible: bool = False, size: int = 8) -> None:
+        self.rollouter = FakeRollouter()
+        self.window = AcceptanceWindow(
+            SwitchingConfig(window=size, threshold=0.5, reversible=reversible)
+        )
+        self.hook = Switching(window=self.window, rollouter=self.rollouter)
+        self.step = 0
+
+    def run(self, num_left: int, num_checked: int = 10) -> StepState:
+        self.step += 1
+        unfinished = [paused({0: [-1.0] * num_left}), paused({}, sample=1)]
+        state = StepState(step=self.step, policy_version=self.step, unfinished=unfinished)
+        state.acceptance_rate = acceptance_rate(num_left, num_checked)
+        self.hook(state)
+        return state
 
 
-@pytest.mark.parametrize(("accepted", "checked"), [(1, 0), (-1, 3), (4, 3), (0, -1)])
-def test_impossible_counts_are_refused(accepted, checked):
-    with pytest.raises(ValueError, match=r"must be in \[0, checked_tokens\]"):
-        acceptance_rate(accepted, checked)
+def test_the_switch_comes_when_the_mean_of_8_steps_is_below_one_half():
+    """Rates 0.9, 0.8, ..., 0.1: mean of the first 8 is 0.55, of steps 2 to 9 is 0.45."""
+    steps = Steps()
+    states = [steps.run(left) for left in (9, 8, 7, 6, 5, 4, 3, 2, 1)]
+    switched = [state.metrics["switching/is_on_policy"] for state in states]
+    assert switched == [0.0] * 8 + [1.0]
+    assert states[7].metrics["switching/average_rate"] == pytest.approx(0.55)
+    assert states[8].metrics["switching/average_rate"] == pytest.approx(0.45)
+    assert states[8].metrics["switching/acceptance_rate"] == pytest.approx(0.1)
+    assert all(is_declared(key) for key in states[8].metrics)
 
 
-def test_worked_example_switches_at_step_9():
-    window = window_of()
-    assert decisions(window, FALLING[:8]) == [False] * 8
-    assert window.average_rate == pytest.approx(0.55)
-    assert window.update(FALLING[8]) is True
-    assert window.average_rate == pytest.approx(0.45)
+def test_what_is_unfinished_is_given_up_at_the_switch_only():
+    steps = Steps(size=2)
+    states = [steps.run(1) for _ in range(2)]
+    assert [len(state.unfinished) for state in states] == [2, 0]
+    assert steps.rollouter.modes == [True]
 
 
-def test_nothing_is_decided_before_the_window_is_full():
-    window = window_of(size=3)
-    assert decisions(window, [0.0, 0.0]) == [False, False]
-    assert not window.is_full and window.average_rate == 0.0
-    assert window.update(0.0) is True and window.is_full
+def test_no_decision_before_the_window_is_full():
+    steps = Steps()
+    for _ in range(7):
+        assert steps.run(0).metrics["switching/is_on_policy"] == 0.0
+    assert steps.rollouter.modes == []
 
 
-def test_an_average_at_the_threshold_stays():
-    assert decisions(window_of(size=2), [0.1, 0.9, 0.0]) == [False, False, True]
+def test_the_switch_is_for_good():
+    steps = Steps(size=2)
+    states = [steps.run(left) for left in (1, 1, 10, 10, 10, 10)]
+    assert [state.metrics["switching/is_on_policy"] for state in states[1:]] == [1.0] * 5
+    assert steps.rollouter.modes == [True]
+    assert "switching/acceptance_rate" not in states[2].metrics
+    assert states[-1].metrics["switching/average_rate"] == pytest.approx(0.1)
 
 
-def test_the_switch_is_one_way_by_default():
-    window = window_of(size=2)
-    assert decisions(window, [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]) == [False] + [True] * 5
-    assert window.is_on_policy
+def test_a_reversible_switch_comes_back_after_as_many_steps():
+    steps = Steps(reversible=True, size=3)
+    for left in (1, 1, 1):
+        steps.run(left)
+    modes = [steps.run(0, num_checked=0).metrics["switching/is_on_policy"] for _ in range(4)]
+    assert modes == [1.0, 1.0, 0.0, 0.0]
+    assert steps.rollouter.modes == [True, False]
 
 
-def test_a_reversible_switch_lasts_a_full_window_each_way():
-    window = window_of(size=2, reversible=True)
-    rates = [0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.2]
-    #  switch after 2, back after 2 more; the average 0.5 stays, (1.0 + 0.2) / 2 = 0.6 stays.
-    assert decisions(window, rates) == [False, True, True, False, False, False, False]
-    assert decisions(window, [0.2]) == [True]
+def test_nothing_checked_counts_as_nothing_lost():
+    """PR15: U_k of empty responses: no 0 / 0."""
+    state = Steps().run(0, num_checked=0)
+    assert state.metrics["switching/acceptance_rate"] == 1.0
 
 
-def test_ema_starts_with_the_first_rate_and_waits_as_long():
-    # size 3: weight 0.5. 0.8, 0.6, 0.5, 0.25.
-    window = window_of(size=3, average="ema")
-    assert decisions(window, [0.8, 0.4, 0.4]) == [False, False, False]
-    assert window.average_rate == pytest.approx(0.5)
-    assert window.update(0.0) is True
-    assert window.average_rate == pytest.approx(0.25)
+def test_a_switch_is_logged_once(caplog):
+    steps = Steps(size=1)
+    with caplog.at_level(logging.INFO, logger="rollverify"):
+        steps.run(1)
+        steps.run(1)
+    (message,) = caplog.messages
+    assert message.startswith("step 1: rollouts are on-policy from now on")
+    assert "0.100" in message
 
 
-def test_an_empty_window_has_no_average():
-    assert window_of().average_rate is None and window_of(average="ema").average_rate is None
-
-
-@pytest.mark.parametrize("average", ["window", "ema"])
-@pytest.mark.parametrize("reversible", [False, True])
-@pytest.mark.parametrize("num_before", range(10))
-def test_a_window_goes_on_from_its_state(average, reversible, num_before):
-    rates = [*FALLING, 1.0, 0.9, 0.0, 0.0]
-    whole = window_of(3, 0.5, average, reversible)
-    first = window_of(3, 0.5, average, reversible)
-    second = window_of(3, 0.5, average, reversible)
-    expected = decisions(whole, rates)
-    before = decisions(first, rates[:num_before])
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert before + decisions(second, rates[num_before:]) == expected
-    assert second.state_dict() == whole.state_dict()
-
-
-def test_a_smaller_window_keeps_the_latest_rates():
-    window, smaller = window_of(size=4), window_of(size=2)
-    decisions(window, [0.1, 0.2, 0.6, 0.8])
-    smaller.load_state_dict(window.state_dict())
-    assert smaller.average_rate == pytest.approx(0.7)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"rates": None},
-        {"rates": [2.0]},
-        {"rates": [math.nan]},
-        {"rates": []},
-        {"ema": "0.5"},
-        {"ema": None},
-        {"is_on_policy": 1},
-    ],
-)
-def test_a_damaged_state_is_refused_and_changes_nothing(change):
-    state = {"rates": [0.5], "ema": 0.5, "is_on_policy": True}
-    window = window_of()
-    with pytest.raises(CheckpointError, match="acceptance window is damaged"):
-        window.load_state_dict(state | change)
-    assert window.state_dict() == window_of().state_dict()
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, math.nan])
-def test_rates_outside_0_to_1_are_refused(rate):
-    with pytest.raises(ValueError, match="acceptance rate must be in"):
-        window_of().update(rate)
-
-
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ({"size": 0}, "size must be >= 1"),
-        ({"threshold": -0.1}, "threshold must be in"),
-        ({"threshold": math.nan}, "threshold must be in"),
-        ({"average": "median"}, "average must be"),
-    ],
-)
-def test_bad_settings_are_refused(argument, message):
-    with pytest.raises(ValueError, match=message):
-        window_of(**argument)
+def test_a_resumed_run_goes_on_with_its_window():
+    steps, resumed = Steps(size=2), Steps(size=2)
+    steps.run(1)
+    resumed.window.load_state_dict(steps.window.state_dict())
+    assert resumed.run(1).metrics["switching/is_on_policy"] == 1.0

@@ -7,6 +7,7 @@ import torch
 from support.fakes import FakeTrainer, paused, trajectory
 
 from rollverify.metrics.names import is_declared
+from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import new_trajectory
 from rollverify.verification.metrics import trained_metrics
 
@@ -26,7 +27,7 @@ def hand_case() -> tuple[list, torch.Tensor]:
 
 def test_ops_of_trained_tokens_by_hand():
     finished, policy = hand_case()
-    metrics = trained_metrics(finished, policy, 4, None)
+    metrics = trained_metrics(finished, policy, 4, Ranks())
     # D = 1.5 - 1, 1 - 0.5, and 0 for both fresh tokens; segments 0.5, 0, 0; trajectories 1/3, 0.
     expected = {
         "ops/trained_token_mean": 0.25,
@@ -44,7 +45,7 @@ def test_ops_of_trained_tokens_by_hand():
 
 def test_staleness_and_mismatch_by_hand():
     finished, policy = hand_case()
-    metrics = trained_metrics(finished, policy, 4, None)
+    metrics = trained_metrics(finished, policy, 4, Ranks())
     expected = {
         # Against the anchor: 0 and 0.1. Against the policy itself: 0.3 and 0.
         "mismatch/age_3": 0.05,
@@ -65,7 +66,7 @@ def test_staleness_and_mismatch_by_hand():
 
 def test_an_old_token_without_an_anchor_is_compared_with_the_engine():
     old = paused({1: [-1.0]}, has_anchors=False)
-    metrics = trained_metrics([old], torch.tensor([-1.2]), 2, None)
+    metrics = trained_metrics([old], torch.tensor([-1.2]), 2, Ranks())
     assert metrics["mismatch/ops_mean"] == 0.0  # Noise and staleness cannot be told apart.
     assert metrics["ops/trained_token_mean"] == pytest.approx(1 - exp(-0.2), abs=1e-6)
 
@@ -74,7 +75,7 @@ def test_tokens_outside_the_loss_do_not_count():
     """Older segments masked: only the fresh token is left, and the trajectory is not stale."""
     finished, policy = hand_case()
     finished[0]["loss_mask"] = torch.tensor([False, False, True])
-    metrics = trained_metrics(finished, policy, 4, None)
+    metrics = trained_metrics(finished, policy, 4, Ranks())
     assert metrics["ops/trained_token_max"] == 0.0
     assert metrics["staleness/trained_max"] == 0.0
     assert metrics["staleness/trained_tokens_age_0_frac"] == 1.0
@@ -84,7 +85,7 @@ def test_nothing_trained_on_gives_no_nan():
     """PR15: an empty list and an empty response."""
     empty = new_trajectory(prompt_ids=[1], group_id=0, prompt_index=0, sample_index=0)
     for finished in ([], [empty]):
-        metrics = trained_metrics(finished, torch.zeros(0), 3, None)
+        metrics = trained_metrics(finished, torch.zeros(0), 3, Ranks())
         assert metrics["staleness/trained_mean"] == 0.0
         assert all(isfinite(value) for value in metrics.values())
 
@@ -96,7 +97,7 @@ def test_an_on_policy_batch_has_no_shift():
         trajectory(one[:1], one[1:], logprobs=trainer.logprobs(one), version=6) for one in ids
     ]
     policy = torch.tensor([value for one in ids for value in trainer.logprobs(one)])
-    metrics = trained_metrics(finished, policy, 6, None)
+    metrics = trained_metrics(finished, policy, 6, Ranks())
     assert metrics["ops/trained_token_max"] == 0.0
     assert metrics["staleness/trained_tokens_age_0_frac"] == 1.0
     assert metrics["mismatch/age_0"] < 1e-6

@@ -14,16 +14,19 @@ import torch.distributed as dist
 from support.fakes import ScoringTrainer, paused
 from tensordict import TensorDict
 
+from rollverify.config.tables import FilterConfig, SwitchingConfig, VerificationConfig
 from rollverify.hooks import StepState
 from rollverify.metrics.json_lines import AuditLog
+from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger, PromptState
 from rollverify.training.scoring import TrajectoryScorer
-from rollverify.verification.filtering import TrajectoryFilter, keep_young
+from rollverify.verification.filters import TrajectoryFilter
 from rollverify.verification.metrics import trained_metrics
 from rollverify.verification.scoring import AnchorScoring, OpsScoring
 from rollverify.verification.stage import Verification
-from rollverify.verification.switching import AcceptanceWindow, Switching
+from rollverify.verification.switching import Switching
+from rollverify.verification.window import AcceptanceWindow
 
 NUM_GROUPS = 6
 VERSION = 9
@@ -71,49 +74,34 @@ def verify(
         ledger.move(group_id, PromptState.PAUSED)
     state = StepState(step=4, policy_version=VERSION, unfinished=buffer.trajectories())
     trainer = ScoringTrainer(vocab_size=9)
-    scorer = TrajectoryScorer(
-        trainer=trainer, micro_batch_tokens=16, temperature=1.0, data_group=group
-    )
+    ranks = Ranks.of(group)
+    scorer = TrajectoryScorer(trainer=trainer, micro_batch_tokens=16, temperature=1.0, ranks=ranks)
     lengths = [len(one["response_ids"]) for one in state.unfinished]
     anchors = scorer.score(state.unfinished).split(lengths)
     for one, anchor in zip(state.unfinished, anchors, strict=True):
         one["anchor_logprobs"] = anchor  # As if taken in each version's own step.
-    AnchorScoring(scorer)(state)
+    AnchorScoring(scorer=scorer)(state)
     own = 0.9 * scorer.score(state.unfinished)
-    state.metrics |= trained_metrics(state.unfinished, own, VERSION, group)
+    state.metrics |= trained_metrics(state.unfinished, own, VERSION, ranks)
     with torch.no_grad():
         trainer.logits += 0.05 * torch.arange(9.0)
-    scoring = OpsScoring(scorer=scorer, reference="anchor", symmetric=False, data_group=group)
     audit_log = AuditLog(folder, rank=rank)
+    filtered = FilterConfig(name="staleness", max_staleness=3, discard="group")
     stages = (
-        scoring,
-        TrajectoryFilter(
-            keep=keep_young(3),
-            discard="group",
-            ops_scoring=scoring,
-            buffer=buffer,
-            ledger=ledger,
-            data_group=group,
-        ),
         Verification(
-            ops_scoring=scoring,
+            score=OpsScoring(scorer=scorer, against="anchor", symmetric=False, ranks=ranks),
+            filter=TrajectoryFilter(settings=filtered, buffer=buffer, ledger=ledger, ranks=ranks),
+            settings=VerificationConfig(segment_threshold=0.18, token_threshold=0.22),
             buffer=buffer,
-            segment_threshold=0.18,
-            token_threshold=0.22,
             audit_log=audit_log,
-            data_group=group,
+            ranks=ranks,
         ),
-        Switching(
-            window=AcceptanceWindow(size=2, threshold=0.5, average="window"),
-            ops_scoring=scoring,
-            rollouter=Told(),
-            data_group=group,
-        ),
+        Switching(window=AcceptanceWindow(SwitchingConfig(window=2)), rollouter=Told()),
     )
     for stage in stages:
         stage(state)
     audit_log.close()
-    del state.metrics["verification/scan_s"]
+    del state.metrics["verification/scan_s"], state.metrics["verification/scoring_s"]
     left = {
         f"{int(one['group_id'])}/{int(one['sample_index'])}": one["response_ids"].tolist()
         for one in state.unfinished

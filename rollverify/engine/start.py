@@ -1,0 +1,26 @@
+"""Starts the engine of a run; vLLM takes seconds to import, so it is imported only then."""
+
+from rollverify.config.tables import EngineConfig
+from rollverify.engine.engine import RolloutEngine
+from rollverify.engine.model_folder import ModelFolder
+
+
+def start_engine(
+    model: ModelFolder,
+    settings: EngineConfig,
+    *,
+    max_sequence_tokens: int,
+    seed: int,
+    record_routing: bool = False,
+) -> RolloutEngine:
+    """VLLM with the model folder's weights, see `VllmEngine`; vLLM is imported only now."""
+    from rollverify.engine.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        str(model.path),
+        settings,
+        stop_token_id=model.stop_token_id,
+        max_model_len=max_sequence_tokens,
+        seed=seed,
+        record_routing=record_routing,
+    )
