@@ -270,7 +270,7 @@ def _rollouts(
     num_graders: int,
 ) -> RankState:
     """The rollouter of this rank with all it works on, which checkpoints hold."""
-    rollout, replay = config.rollout, config.routing_replay
+    rollout, replay = config.rollout, config.routing_replay.mode
     loader = PromptLoader(
         prompts, batch_size=ranks.size, seed=config.run.seed, shuffle=config.data.shuffle
     )
@@ -284,7 +284,7 @@ def _rollouts(
         rollout=rollout,
         stop_token_id=model.stop_token_id,
         run_seed=config.run.seed,
-        routing=replay.on_resume if replay.mode == "engine" else None,
+        routing=config.routing_replay.on_resume if replay == "engine" else None,
         num_graders=num_graders,
     )
     in_flight = rollout.oversampling * rollout.prompts_per_step * rollout.group_size

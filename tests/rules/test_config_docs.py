@@ -33,8 +33,22 @@ def reads_in(source: str) -> set[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             owner = ast.unparse(node.value).removeprefix("self.")
-            found.add((aliases.get(owner, owner.rpartition(".")[2].lstrip("_")), node.attr))
+            owner = aliases.get(owner, owner.rpartition(".")[2].lstrip("_"))
+            names = trainer_settings() if node.attr == "model_dump" else {node.attr}
+            found |= {(owner, name) for name in names}
     return found
+
+
+@cache
+def trainer_settings() -> set[str]:
+    """Fields that the trainer takes by keyword, from tables that are handed on whole."""
+    source = (PACKAGE.parent / "torchtitan_ext" / "trainer_config.py").read_text(encoding="utf-8")
+    (settings,) = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef) and node.name == "TrainerSettings"
+    ]
+    return {ast.unparse(n.target) for n in settings.body if isinstance(n, ast.AnnAssign)}
 
 
 @cache
