@@ -37,6 +37,7 @@ from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.rollout import RolloutMetrics, SlotTrace
 from rollverify.metrics.routing import NativeMismatch, RoutingMetrics
 from rollverify.metrics.throughput import Throughput
+from rollverify.ranks import Ranks
 from rollverify.rewards import ANSWERS, Reward, counts_of, num_graders
 from rollverify.rollout.accounting import Accounting
 from rollverify.rollout.buffer import TrajectoryBuffer
@@ -378,16 +379,12 @@ def make_policy_update(
         trainer=policy,
         objective=make_objective(config),
         credit=make_credit(config),
-        micro_batch_tokens=config.training.micro_batch_tokens,
+        training=config.training,
         temperature=config.rollout.temperature,
-        aggregation=config.loss.aggregation,
-        constant_length=config.rollout.max_response_tokens,
-        minibatches=config.training.minibatches,
         reference=ReferencePolicy(policy) if config.kl.coefficient > 0.0 else None,
         replay=config.routing_replay.mode,
         routing=routing,
-        masked_in_denominator=config.loss.masked_in_denominator,
-        data_group=policy.data_group,
+        ranks=Ranks.of(policy.data_group),
     )
 
 

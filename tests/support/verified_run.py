@@ -8,11 +8,13 @@ from support.engine_pair import MAX_NUM_SEQS, Pair
 from support.tiny_models import EOS_ID, random_documents
 from tensordict import TensorDict
 
+from rollverify.config.tables import TrainingConfig
 from rollverify.engine.model_folder import RoutingShape
 from rollverify.hooks import StepState
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.metrics.json_lines import AuditLog
+from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
@@ -77,13 +79,11 @@ def update(pair: Pair, routing: RoutingShape | None = None) -> PolicyUpdate:
         trainer=pair.trainer,
         objective=Objective(),
         credit=CreditRule(max_response_tokens=60),
-        micro_batch_tokens=512,
+        training=TrainingConfig(micro_batch_tokens=512),
         temperature=TEMPERATURE,
-        aggregation="token_mean",
-        constant_length=60,
         replay="engine" if routing else "off",
         routing=routing,
-        data_group=None,
+        ranks=Ranks(),
     )
 
 

@@ -6,23 +6,14 @@ import pytest
 import torch
 from support.fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
+from unit.training.updates import policy_update
 
 from rollverify.config.losses import NoCorrection
 from rollverify.config.tables import AdvantageConfig
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.metrics.names import is_declared
-from rollverify.training.policy_update import PolicyUpdate
 
-SETTINGS = {
-    "micro_batch_tokens": 64,
-    "temperature": 1.0,
-    "objective": Objective(),
-    "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=4),
-    "aggregation": "token_mean",
-    "constant_length": 4,
-    "data_group": None,
-}
 UNIFORM = -log(4)
 """Log-prob of each of 4 equally likely tokens."""
 
@@ -31,7 +22,7 @@ def step(
     finished: list[TensorDict], trainer: FakeTrainer | None = None, **changes: object
 ) -> tuple[FakeTrainer, dict[str, float]]:
     trainer = trainer or FakeTrainer()
-    return trainer, PolicyUpdate(trainer=trainer, **(SETTINGS | changes)).train_step(finished, 0)
+    return trainer, policy_update(trainer, **changes).train_step(finished, 0)
 
 
 def uniform_trainer() -> FakeTrainer:
@@ -225,7 +216,7 @@ def stale_case(trainer: FakeTrainer) -> list[TensorDict]:
 
 def test_engine_mismatch_is_apart_from_staleness():
     trainer = FakeTrainer()
-    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(stale_case(trainer), 3)
+    metrics = policy_update(trainer).train_step(stale_case(trainer), 3)
     assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25, abs=1e-6)
     assert metrics["mismatch/logprob_abs_mean"] == pytest.approx((0 + 0.25) / 2, abs=1e-6)
     assert metrics["mismatch/age_1"] == pytest.approx(0.0, abs=1e-6)
@@ -241,7 +232,7 @@ def test_older_tokens_without_an_anchor_are_left_out_of_the_mismatch():
     finished = stale_case(trainer)
     for one in finished:
         one["anchor_logprobs"] = torch.full((2,), float("nan"))
-    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(finished, 3)
+    metrics = policy_update(trainer).train_step(finished, 3)
     # Per trajectory only the fresh token, off by 0.25; the old one is ln 2 from the policy now.
     assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25, abs=1e-6)
     assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(0.25, abs=1e-6)
@@ -254,8 +245,8 @@ def test_anchors_change_no_loss_and_no_gradient():
     with_anchors, without = stale_case(trainer), stale_case(plain)
     for one in without:
         one["anchor_logprobs"] = torch.full((2,), float("nan"))
-    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(with_anchors, 3)
-    again = PolicyUpdate(trainer=plain, **SETTINGS).train_step(without, 3)
+    metrics = policy_update(trainer).train_step(with_anchors, 3)
+    again = policy_update(plain).train_step(without, 3)
     assert metrics["train/loss"] == again["train/loss"]
     assert torch.equal(trainer.gradient, plain.gradient)
 
@@ -267,12 +258,11 @@ def test_ops_find_their_trajectory_in_any_packing(micro_batch_tokens):
     for version, one in enumerate(batch):
         one["policy_version"].fill_(version)
         one["anchor_logprobs"] = one["behavior_logprobs"].clone()
-    settings = SETTINGS | {"micro_batch_tokens": micro_batch_tokens}
     shift = {}
     for one in batch[-3:]:
         ids = torch.cat([one["prompt_ids"], one["response_ids"]]).tolist()
         own = torch.tensor(trainer.logprobs(ids)[1:])
         shift[11 - int(one["policy_version"][0])] = (own - one["anchor_logprobs"]).expm1().abs()
-    metrics = PolicyUpdate(trainer=trainer, **settings).train_step(batch, 11)
+    metrics = policy_update(trainer, micro_batch_tokens=micro_batch_tokens).train_step(batch, 11)
     for age, values in shift.items():
         assert metrics[f"ops/trained_age_{age}"] == pytest.approx(values.mean().item(), abs=1e-5)
