@@ -125,6 +125,7 @@ def pack_trajectories(
     members = [trajectories[index] for index in packed.order]
 
     def column(key: str, outside: float) -> Tensor:
+        """[T] over all rows; `outside` where the target is a prompt token."""
         values = flat(members, key)
         column = torch.full((len(packed.tokens),), outside, dtype=values.dtype)
         column[packed.is_response] = values

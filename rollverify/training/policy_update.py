@@ -245,6 +245,7 @@ class PolicyUpdate:
         anchors = [row.loss.anchor_logprobs for row in rows]
 
         def token_loss(index: int, policy_logprobs: Tensor, entropy: Tensor) -> Tensor:
+            """Scalar, from the row's [T] nats each."""
             row = rows[index].loss
             if row.anchor_logprobs is None:
                 anchors[index] = policy_logprobs.detach()

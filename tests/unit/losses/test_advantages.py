@@ -31,6 +31,12 @@ def test_pair_is_divided_by_its_population_deviation():
     assert advantages.tolist() == pytest.approx([0.999999, -0.999999], abs=1e-6)
 
 
+def test_a_small_deviation_is_not_divided_by_alone():
+    # Mean 1e-6, std 1e-6: 1e-6 / (1e-6 + 1e-6).
+    advantages = group_advantages(*one_group(2e-6, 0.0), std="population")
+    assert advantages.tolist() == pytest.approx([0.5, -0.5], abs=1e-6)
+
+
 def test_none_only_centres():
     assert group_advantages(*one_group(1.0, -1.0), std="none").tolist() == [1.0, -1.0]
 
