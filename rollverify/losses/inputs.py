@@ -69,7 +69,7 @@ class RowInputs:
 class LossInputs(RowInputs):
     """The same row inside the step, on one device; completed by the objective."""
 
-    anchor_logprobs: Tensor
+    anchor_logprobs: Tensor  # pyright: ignore[reportGeneralTypeIssues]: known by now, no default
 
     policy_logprobs: Tensor
     """float32 or float64, nats; the policy inside the step, with gradient."""

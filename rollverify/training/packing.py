@@ -10,7 +10,7 @@ Example: prompt [7, 8], response [5, 6]: tokens [7, 8, 5], targets [8, 5, 6], lo
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -163,7 +163,7 @@ def pack_for_scoring(
     Raises:
         RolloutError: if a token's experts are wanted and were not recorded.
     """
-    places = [i for i, each in enumerate(trajectories) if each["response_ids"].numel()]
+    places = [i for i, trajectory in enumerate(trajectories) if trajectory["response_ids"].numel()]
     if not places:
         return []
     packed = _pack(trajectories, places, max_tokens, with_routing, rows_at_once)
@@ -277,7 +277,7 @@ def _routing(trajectories: Sequence[TensorDict]) -> Tensor:
     return torch.cat([trajectory[ROUTING] for trajectory in trajectories])
 
 
-def _split(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:
+def _split(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Any]]:
     """One dict per row."""
     parts = zip(*(column.split(sizes) for column in columns.values()), strict=True)
     return [dict(zip(columns, part, strict=True)) for part in parts]

@@ -42,7 +42,7 @@ def main() -> None:
             trainer,
             finished,
             OBJECTIVES[name],
-            ranks=Ranks.world(),
+            ranks=Ranks.of(dist.group.WORLD),
             micro_batch_tokens=20,
             **changes,
         )
