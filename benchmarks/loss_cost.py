@@ -102,25 +102,24 @@ def time_objective(words: dict[str, Any], batch: list[Any], repeats: int, **comm
     """
     import torch
 
-    from rollverify.losses import REPORTS_GATE
     from rollverify.losses.objective import Objective
     from rollverify.training.policy_update import PolicyUpdate
     from rollverify.training.step_metrics import StepSums
 
     objective = Objective(**words)
     update = PolicyUpdate(objective=objective, **common)
-    (minibatch,) = update._with_scores(update._prepare(batch, 1))
+    (minibatch,) = update._scored(update._minibatches(batch, 1))
     minibatch = update._with_whole(minibatch, is_first=True)
-    given = [torch.rand_like(row.behavior_logprobs).sub_(2.0) for row in minibatch.rows]
+    given = [torch.rand_like(row.loss.behavior_logprobs).sub_(2.0) for row in minibatch.rows]
     times: dict[str, Any] = {"step_s": [], "loss_s": [], "rows": len(given)}
     for repeat in range(repeats + 1):
         start = time.perf_counter()
         update.train_step(batch, 1)
         between = time.perf_counter()
-        sums = StepSums(has_gate=objective.loss.name in REPORTS_GATE, has_reference=False)
-        for row, one, values in zip(minibatch.rows, minibatch.given, given, strict=True):
+        sums = StepSums()
+        for row, values in zip(minibatch.rows, given, strict=True):
             leaf = values.clone().requires_grad_()
-            result = objective.row_loss(row, leaf, -values, minibatch.normalizer, one)
+            result = objective.row_loss(row.loss, leaf, -values, minibatch.normalizer)
             sums.add_row(result)
             result.loss.backward()
         if repeat:  # The first turn warms up.
@@ -138,17 +137,17 @@ def measure_objectives(task: dict[str, Any]) -> dict[str, Any]:
     Returns:
         "objectives": what `time_objective` gives by name; "tokens" in the loss.
     """
+    from rollverify.config.tables import TrainingConfig
     from rollverify.losses.advantages import CreditRule
+    from rollverify.ranks import Ranks
 
     batch = random_batch(vocab_size=80)
     common: dict[str, Any] = {
         "trainer": base_trainer(task["base"], task["scratch"]),
         "credit": CreditRule(max_response_tokens=LONGEST),
-        "micro_batch_tokens": task["micro_batch_tokens"],
+        "training": TrainingConfig(micro_batch_tokens=task["micro_batch_tokens"]),
         "temperature": 1.0,
-        "aggregation": "token_mean",
-        "constant_length": LONGEST,
-        "data_group": None,
+        "ranks": Ranks(),
     }
     results = {
         name: time_objective(words, batch, task["repeats"], **common)

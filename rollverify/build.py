@@ -124,16 +124,12 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
             max_response_tokens=config.rollout.max_response_tokens,
             mask_truncated=config.loss.mask_truncated,
         ),
-        micro_batch_tokens=config.training.micro_batch_tokens,
+        training=config.training,
         temperature=config.rollout.temperature,
-        aggregation=config.loss.aggregation,
-        constant_length=config.rollout.max_response_tokens,
-        minibatches=config.training.minibatches,
         reference=ReferencePolicy(policy) if config.kl.coefficient > 0.0 else None,
         replay=config.routing_replay.mode,
         routing=model.routing,
-        masked_in_denominator=config.loss.masked_in_denominator,
-        data_group=policy.data_group,
+        ranks=ranks,
     )
     run = Run(
         config=config,

@@ -38,9 +38,6 @@ TAKES_WEIGHTS = frozenset({"vespo"})
 WITHOUT_RATIO = frozenset({"reinforce"})
 """Losses that read no denominator: their correction weighs the policy itself."""
 
-REPORTS_GATE = frozenset({"sapo", "vespo"})
-"""Losses whose diagnostics hold `gate`, the weight that takes the place of a clip."""
-
 
 def loss_function(settings: LossConfig) -> LossFunction:
     """The function that takes these settings."""

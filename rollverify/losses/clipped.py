@@ -61,7 +61,7 @@ def decoupled_ppo(inputs: LossInputs, settings: DecoupledPpo) -> tuple[Tensor, D
     """
     loss_T, flags = _clipped(inputs, settings.clip_low, settings.clip_high)
     denominator_T, behavior_T = inputs.denominator_logprobs, inputs.behavior_logprobs
-    weight_T = log_ratio(denominator_T.detach(), behavior_T.detach(), inputs.loss_mask).exp()
+    weight_T = log_ratio(denominator_T, behavior_T, inputs.loss_mask).exp()
     if settings.cap_action == "clamp":
         return weight_T.clamp(max=settings.weight_cap) * loss_T, flags
     above_T = weight_T > settings.weight_cap

@@ -1,8 +1,8 @@
 """Importance weights and masks between the policy that sampled a token and the trainer.
 
 They stack with any loss: the token loss is multiplied by the weight. A mask is a weight of 0; it
-does not change the number of tokens or trajectories the loss is divided by. They are about rho =
-numerator / behavior and take no gradient.
+does not change the number of tokens or trajectories the loss is divided by. They are about rho, the
+policy that the loss starts from / behavior, and take no gradient.
 
 Dimensions: T tokens of one packed row; S trajectories.
 """
@@ -90,7 +90,7 @@ def geometric_mask(inputs: LossInputs, settings: GeometricMask) -> Correction:
     Source:
         Geometric rejection sampling of verl's DAPO script, 0.99 and 1.01.
     """
-    means_S, index_T = sequence_means(_difference(inputs), inputs)
+    means_S, index_T = sequence_means(inputs.log_rho, inputs)
     ratio_T = means_S.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()[index_T]
     return _kept(inputs, (ratio_T >= settings.low) & (ratio_T <= settings.high))
 
@@ -114,8 +114,8 @@ def opsm(inputs: LossInputs, settings: Opsm) -> Correction:
     Source:
         Off-policy sequence masking of DeepSeek-V3.2; 1e-4 as in slime, other code bases take 0.1.
     """
-    behavior_T, policy_T = inputs.behavior_logprobs.detach(), inputs.policy_logprobs.detach()
-    difference_T = log_difference(behavior_T, policy_T, inputs.loss_mask)
+    policy_T = inputs.policy_logprobs.detach()
+    difference_T = log_difference(inputs.behavior_logprobs, policy_T, inputs.loss_mask)
     means_S, index_T = sequence_means(difference_T, inputs)
     return _kept(inputs, ~((inputs.advantages < 0) & (means_S[index_T] > settings.delta)))
 
@@ -132,17 +132,12 @@ CORRECTION_FUNCTIONS: dict[str, Callable[[LossInputs, Any], Correction]] = {
 """Correction by the name it has in `correction.name`; each takes its own table."""
 
 
-def _difference(inputs: LossInputs) -> Tensor:
-    numerator_T, behavior_T = inputs.numerator_logprobs, inputs.behavior_logprobs
-    return log_difference(numerator_T.detach(), behavior_T.detach(), inputs.loss_mask)
-
-
 def _ratio(inputs: LossInputs, level: Literal["token", "sequence"]) -> Tensor:
     """[T] in [e-20, e20]; 1 outside the mask at token level."""
-    log_ratio_T = _difference(inputs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_rho_T = inputs.log_rho.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if level == "token":
-        return log_ratio_T.exp()
-    sums_S, index_T = sequence_sums(log_ratio_T, inputs)
+        return log_rho_T.exp()
+    sums_S, index_T = sequence_sums(log_rho_T, inputs)
     return sums_S.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()[index_T]
 
 

@@ -23,7 +23,7 @@ _CLEARED = (
     "denominator_logprobs",
     "behavior_logprobs",
     "anchor_logprobs",
-    "numerator_logprobs",
+    "sampling_anchor_logprobs",
     "advantages",
     "sequence_ids",
 )

@@ -18,6 +18,7 @@ from rollverify.losses.inputs import (
     k3,
     log_difference,
     log_ratio,
+    policy_log_ratio,
 )
 
 RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
@@ -34,17 +35,9 @@ RATIO_BUCKETS = (
 
 
 def ratio_histogram(ratio: Tensor, loss_mask: Tensor) -> Tensor:
-    """Count tokens per bucket of the ratio.
+    """Tokens in the mask per bucket of their ratio, [len(RATIO_BUCKETS)] float32.
 
-    Args:
-        ratio: [T] floating point.
-        loss_mask: [T] bool; other positions are not counted.
-
-    Returns:
-        [len(RATIO_BUCKETS)] float32; counts.
-
-    Source:
-        Our choice.
+    `ratio` is [T] floating point, `loss_mask` [T] bool.
     """
     edges = ratio.new_tensor(RATIO_EDGES)
     bucket_T = torch.bucketize(ratio, edges, right=True)
@@ -53,25 +46,16 @@ def ratio_histogram(ratio: Tensor, loss_mask: Tensor) -> Tensor:
 
 
 def step_diagnostics(inputs: LossInputs, correction: Correction) -> Diagnostics:
-    """How far the step has moved, and what the correction does or would do.
+    """How far the step has moved, and what the correction does or, if it is off, would do.
 
-    Args:
-        inputs: one packed row.
-        correction: of the same row, whether it is applied or not.
-
-    Returns:
-        [T] each, detached, 0 outside the mask. ratio: policy / denominator. kl: k3 estimate of
-        KL(denominator || policy), nats. correction_weight and its square; is_truncated,
-        is_correction_masked: 1 where the weight was cut or is 0.
-
-    Source:
-        Our choice.
+    ratio: policy / denominator. kl: k3 estimate of KL(denominator || policy), nats.
+    correction_weight and its square; is_truncated, is_correction_masked: 1 where the weight was cut
+    or is 0.
     """
     mask_T = inputs.loss_mask
     dtype = correction.weights.dtype
     inside_T = mask_T.to(dtype)
-    policy_T, denominator_T = inputs.policy_logprobs.detach(), inputs.denominator_logprobs.detach()
-    step_T = log_ratio(policy_T, denominator_T, mask_T)
+    step_T = policy_log_ratio(inputs).detach()
     weight_T = torch.where(mask_T, correction.weights, 0.0)
     return {
         "ratio": step_T.exp() * inside_T,
@@ -86,18 +70,13 @@ def step_diagnostics(inputs: LossInputs, correction: Correction) -> Diagnostics:
 def engine_mismatch(anchor: Tensor, behavior: Tensor, loss_mask: Tensor) -> Diagnostics:
     """Trainer against engine under one version of the policy: the mismatch apart from staleness.
 
+    mismatch_abs: |log anchor - log behavior|, nats. mismatch_k3: k3 estimate of KL(behavior ||
+    anchor), nats. RollVerify does not tell mismatch and staleness apart.
+
     Args:
-        anchor: [T] float32 or float64, nats; trainer, under the version that sampled each token.
-            May be anything outside the mask.
+        anchor: [T] nats; trainer, under the version that sampled each token.
         behavior: [T] same dtype, nats; engine, at sampling time.
-        loss_mask: [T] bool; True on tokens the loss sums over.
-
-    Returns:
-        mismatch_abs: |log anchor - log behavior|, nats. mismatch_k3: k3 estimate of KL(behavior ||
-        anchor), nats. Each [T], 0 outside the mask.
-
-    Source:
-        Our choice: RollVerify does not tell the two apart.
+        loss_mask: [T] bool.
     """
     mismatch_T = log_ratio(anchor, behavior, loss_mask)
     return {"mismatch_abs": mismatch_T.abs(), "mismatch_k3": k3(mismatch_T)}
@@ -106,18 +85,8 @@ def engine_mismatch(anchor: Tensor, behavior: Tensor, loss_mask: Tensor) -> Diag
 def effective_sample_frac(weight_sum: float, square_sum: float, num_tokens: float) -> float:
     """Share of the tokens that as many equal weights would be worth, (sum w)^2 / (n sum w^2).
 
-    For example, weights 1, 1, 0, 0 give 4 / (4 * 2) = 0.5.
-
-    Args:
-        weight_sum: sum of the weights.
-        square_sum: sum of their squares.
-        num_tokens: n.
-
-    Returns:
-        Between 0 and 1; 0 where all weights are 0 or there are none.
-
-    Source:
-        Kong 1992, over tokens.
+    For example, weights 1, 1, 0, 0 give 4 / (4 * 2) = 0.5; without a weight above 0 it is 0. Kong
+    1992, over tokens.
     """
     product = num_tokens * square_sum
     return weight_sum * weight_sum / product if product > 0.0 else 0.0
@@ -143,16 +112,8 @@ def kl_penalty(
     With d = log policy - log reference: k1 = d, unbiased, may be negative, and the gradient of its
     mean is 0 in expectation, so it only serves to watch. k2 = d^2 / 2, slightly biased, its
     gradient is that of the KL. k3 = exp(-d) - 1 + d, unbiased and >= 0. All suppose tokens of the
-    policy itself; stale tokens bias them.
-
-    Args:
-        policy_logprobs: [T] float32 or float64, nats; with gradient.
-        reference_logprobs: [T] same dtype, nats.
-        loss_mask: [T] bool.
-        estimator: "k1", "k2" or "k3".
-
-    Returns:
-        [T] nats; 0 with gradient exactly 0 outside the mask and where a clamp acts.
+    policy itself; stale tokens bias them. All are [T] nats, 0 with gradient exactly 0 outside the
+    mask and where a clamp acts.
 
     Raises:
         ValueError: if the reference is not finite inside the mask.
@@ -162,7 +123,7 @@ def kl_penalty(
         20 and 10 nats are verl's.
     """
     check_finite(loss_mask, reference_logprobs=reference_logprobs)
-    difference_T = log_difference(policy_logprobs, reference_logprobs.detach(), loss_mask)
+    difference_T = log_difference(policy_logprobs, reference_logprobs, loss_mask)
     difference_T = difference_T.clamp(-KL_LIMIT, KL_LIMIT)
     if estimator == "k1":
         return difference_T

@@ -3,7 +3,7 @@
 Dimensions: T tokens of one packed row, several trajectories back to back; S trajectories.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -17,25 +17,18 @@ Diagnostics = dict[str, Tensor]
 gives at least `is_clipped_low`, `is_clipped_high` and `is_masked`."""
 
 
-@dataclass(kw_only=True, frozen=True, slots=True)
-class LossInputs:
-    """One packed row; every tensor is [T], anything outside the mask."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowInputs:
+    """What the loss of a packed row is made from; every tensor is [T], anything outside the mask.
 
-    policy_logprobs: Tensor
-    """float32 or float64, nats; the policy inside the step, with gradient."""
-
-    denominator_logprobs: Tensor
-    """Same dtype, nats; what the ratio divides by. No gradient is taken."""
+    Packing fills it, the policy update adds what has to be known before the step.
+    """
 
     behavior_logprobs: Tensor
-    """Same dtype, nats; recorded by the engine at sampling time."""
+    """float32 or float64, nats; recorded by the engine at sampling time."""
 
-    anchor_logprobs: Tensor
-    """Same dtype, nats; trainer before the iteration's first optimizer step."""
-
-    numerator_logprobs: Tensor
-    """Same dtype, nats; of the corrections' rho = numerator / behavior: the policy that the loss
-    starts from. No gradient is taken."""
+    sampling_anchor_logprobs: Tensor
+    """Same dtype, nats; trainer under the version that sampled the token. NaN: never scored."""
 
     advantages: Tensor
     """float32 or float64; the trajectory's advantage at each of its tokens."""
@@ -52,12 +45,46 @@ class LossInputs:
     num_sequences: int
     """S, > 0; at least the largest sequence id + 1."""
 
-    correction_weights: Tensor | None = None
-    """float32 or float64, detached; read only by the losses in `TAKES_WEIGHTS`, which work the
-    weights in themselves. All other losses are multiplied by them afterwards."""
+    anchor_logprobs: Tensor | None = None
+    """float32 or float64, nats; trainer before the iteration's first optimizer step. None: the
+    policy's own, at that step."""
+
+    reference_logprobs: Tensor | None = None
+    """Same dtype, nats; the KL term's reference model. None where there is no such term."""
 
     limit: float | None = None
     """`second_moment_limit` of the whole minibatch; read only by `m2po`."""
+
+    counted: Tensor | None = None
+    """bool; tokens that are averaged over. None: all of the loss mask, dropped ones too."""
+
+    def to(self, device: torch.device) -> "RowInputs":
+        """The same row on the device."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        moved = {name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossInputs(RowInputs):
+    """The same row inside the step, on one device; completed by the objective."""
+
+    anchor_logprobs: Tensor  # pyright: ignore[reportGeneralTypeIssues]: known by now, no default
+
+    policy_logprobs: Tensor
+    """float32 or float64, nats; the policy inside the step, with gradient."""
+
+    denominator_logprobs: Tensor
+    """Same dtype, nats, detached; the one of anchor, sampling anchor and behavior that the ratio
+    divides by."""
+
+    log_rho: Tensor
+    """Same dtype, nats, detached, 0 outside the mask; what corrections are about, log of the policy
+    that the loss starts from / behavior."""
+
+    correction_weights: Tensor | None = None
+    """float32 or float64, detached; read only by the losses in `TAKES_WEIGHTS`, which work the
+    weights in themselves. All other losses are multiplied by them afterwards."""
 
 
 def check_finite(loss_mask: Tensor, **rows: Tensor) -> None:
@@ -70,8 +97,7 @@ def check_finite(loss_mask: Tensor, **rows: Tensor) -> None:
     bad_NT = ~rows_NT.isfinite() & loss_mask
     if not bool(bad_NT.any()):
         return
-    first = bad_NT.nonzero()[0]
-    row, token = int(first[0].item()), int(first[1].item())
+    row, token = bad_NT.nonzero()[0].tolist()
     name = list(rows)[row]
     raise ValueError(
         f"{name}[{token}] is {rows[name][token].item()} inside loss_mask; "
@@ -96,8 +122,7 @@ def log_ratio(numerator: Tensor, denominator: Tensor, loss_mask: Tensor) -> Tens
 
 def policy_log_ratio(inputs: LossInputs) -> Tensor:
     """Clamped log of policy / denominator, [T] nats, with the policy's gradient."""
-    denominator_T = inputs.denominator_logprobs.detach()
-    return log_ratio(inputs.policy_logprobs, denominator_T, inputs.loss_mask)
+    return log_ratio(inputs.policy_logprobs, inputs.denominator_logprobs, inputs.loss_mask)
 
 
 def masked_advantages(inputs: LossInputs) -> Tensor:
@@ -105,7 +130,7 @@ def masked_advantages(inputs: LossInputs) -> Tensor:
     return torch.where(inputs.loss_mask, inputs.advantages, 0.0)
 
 
-def sequence_sums(values: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+def sequence_sums(values: Tensor, inputs: RowInputs) -> tuple[Tensor, Tensor]:
     """Sum of each trajectory's tokens, [S], and the trajectory each token reads it from, [T] int64.
 
     `values` is [T], 0 outside the mask. The index is 0 outside the mask.
@@ -114,8 +139,11 @@ def sequence_sums(values: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
     return values.new_zeros(inputs.num_sequences).index_add(0, index_T, values), index_T
 
 
-def sequence_means(values: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """`sequence_sums` divided by the trajectory's tokens in the mask; 0 where there is none."""
+def sequence_means(values: Tensor, inputs: RowInputs) -> tuple[Tensor, Tensor]:
+    """`sequence_sums` divided by the trajectory's tokens in the mask, [S]; 0 where there is none.
+
+    With the index, [T] int64.
+    """
     sums_S, index_T = sequence_sums(values, inputs)
     counts_S = torch.zeros_like(sums_S).index_add(0, index_T, inputs.loss_mask.to(values.dtype))
     return sums_S / counts_S.clamp(min=1.0), index_T
@@ -124,10 +152,8 @@ def sequence_means(values: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
 def k3(log_rho: Tensor) -> Tensor:
     """Estimate rho - 1 - log(rho) of a KL divergence, [T] nats, never negative.
 
-    Unbiased when the tokens come from the denominator of rho.
-
-    Source:
-        Schulman, "Approximating KL Divergence" (2020), k3.
+    Unbiased when the tokens come from the denominator of rho: k3 of Schulman, "Approximating KL
+    Divergence" (2020).
     """
     # Rounding can leave a tiny negative value where the ratio is close to 1.
     return (log_rho.expm1() - log_rho).clamp(min=0.0)

@@ -1,10 +1,10 @@
 """What one packed row adds to the batch loss: policy loss, correction, KL and entropy terms.
 
-Takes no step. Values that need more than the row (the trainer's scores before the step, the
-reference's, a limit of the whole minibatch) come in from `policy_update.py`.
+Dimensions: T tokens of the row.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,32 +22,16 @@ from rollverify.losses.diagnostics import (
     ratio_histogram,
     step_diagnostics,
 )
-from rollverify.losses.inputs import Diagnostics, LossInputs, check_finite, log_ratio
+from rollverify.losses.inputs import (
+    LOG_RATIO_LIMIT,
+    Diagnostics,
+    LossInputs,
+    RowInputs,
+    check_finite,
+    log_difference,
+    policy_log_ratio,
+)
 from rollverify.losses.weighted import second_moment_limit
-from rollverify.training.packing import TrajectoryRow
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowGiven:
-    """What a row's loss takes besides the row itself."""
-
-    num_sequences: int
-    """Trajectories that the row's sequence ids count."""
-
-    policy_version: int
-    """Version before the iteration's first step."""
-
-    anchor_logprobs: Tensor | None = None
-    """[T] float32 nats; trainer under that version. None: the policy's own, at the first step."""
-
-    reference_logprobs: Tensor | None = None
-    """[T] float32 nats; the reference model's. None where there is no KL term."""
-
-    limit: float | None = None
-    """Of `m2po`."""
-
-    counted: Tensor | None = None
-    """[T] bool; tokens that are averaged over. None: all of the loss mask, dropped ones too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,12 +72,7 @@ class Objective:
         return second_moment_limit(squares, self.loss.threshold)
 
     def row_loss(
-        self,
-        row: TrajectoryRow,
-        policy_logprobs: Tensor,
-        entropy: Tensor,
-        normalizer: Normalizer,
-        given: RowGiven,
+        self, row: RowInputs, policy_logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
     ) -> RowLoss:
         """Loss of one row, on the device of the log-probs.
 
@@ -103,49 +82,55 @@ class Objective:
         Raises:
             ValueError: if a log-prob of a trained token is not finite.
         """
-        inputs = self._inputs(row, policy_logprobs, given)
+        inputs = self._inputs(row, policy_logprobs)
         mask = inputs.loss_mask
         correction = self._correction(inputs)
         token_loss, flags = self._corrected(inputs, correction)
         values = step_diagnostics(inputs, correction) | flags
-        at_sampling = _at_sampling(row, inputs.anchor_logprobs)
-        is_known = mask & _has_anchor(row, given.policy_version).to(mask.device)
+        at_sampling = _at_sampling(inputs, inputs.anchor_logprobs)
+        # An older token that was never scored under its own version has no anchor to compare with.
+        is_known = mask & (~inputs.sampling_anchor_logprobs.isnan() | (inputs.ages == 0))
         values |= engine_mismatch(at_sampling, inputs.behavior_logprobs, is_known)
         if self.kl.coefficient > 0.0:
-            penalty = self._kl(inputs, given)
+            assert inputs.reference_logprobs is not None
+            penalty = kl_penalty(
+                policy_logprobs, inputs.reference_logprobs, mask, self.kl.estimator
+            )
             token_loss = token_loss + self.kl.coefficient * penalty
             values["kl_reference"] = penalty
         if self.loss.entropy_coefficient != 0.0:
             inside = torch.where(mask, entropy, 0.0)
             token_loss = token_loss - self.loss.entropy_coefficient * inside
-        counted = mask if given.counted is None else given.counted.to(mask.device)
+        counted = mask if inputs.counted is None else inputs.counted
         weights = normalizer.token_weights(counted, inputs.sequence_ids)
         sums = {name: value.detach().sum() for name, value in values.items()}
         sums["entropy"] = entropy.detach()[mask].sum()
         sums["num_mismatch"] = is_known.sum()
-        rho = log_ratio(inputs.numerator_logprobs, inputs.behavior_logprobs, mask).exp()
+        rho = inputs.log_rho.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        for name, ratio in (("ratio", values["ratio"]), ("rho", rho)):
+            counts = ratio_histogram(ratio, mask).unbind()
+            sums |= {f"{name}_{b}": count for b, count in zip(RATIO_BUCKETS, counts, strict=True)}
         return RowLoss(
             loss=(token_loss * weights).sum(),
-            sums=sums | _histograms(values["ratio"], rho, mask),
+            sums=sums,
             mismatch_abs_max=values["mismatch_abs"].max(),
         )
 
-    def squares(self, row: TrajectoryRow, policy_logprobs: Tensor, given: RowGiven) -> Tensor:
+    def squares(self, row: RowInputs, policy_logprobs: Tensor) -> Tensor:
         """What `limit_of` takes: [N] nats^2, one per token in the mask.
 
-        `policy_logprobs` are of the policy about to be updated, without gradient.
+        `policy_logprobs`, [T], are of the policy about to be updated, without gradient.
         """
-        inputs = self._inputs(row, policy_logprobs, given)
-        mask = inputs.loss_mask
-        return log_ratio(policy_logprobs, inputs.denominator_logprobs, mask)[mask].square()
+        inputs = self._inputs(row, policy_logprobs)
+        return policy_log_ratio(inputs)[inputs.loss_mask].square()
 
     @torch.no_grad()
-    def kept(self, row: TrajectoryRow, policy_logprobs: Tensor, given: RowGiven) -> Tensor:
+    def kept(self, row: RowInputs, policy_logprobs: Tensor) -> Tensor:
         """Tokens that neither the correction nor the loss drops, [T] bool; False outside the mask.
 
-        `policy_logprobs` are of the policy about to be updated.
+        `policy_logprobs`, [T], are of the policy about to be updated.
         """
-        inputs = self._inputs(row, policy_logprobs, given)
+        inputs = self._inputs(row, policy_logprobs)
         _, flags = self._corrected(inputs, self._correction(inputs))
         return inputs.loss_mask & (flags["is_masked"] == 0)
 
@@ -166,61 +151,36 @@ class Objective:
             token_loss = correction.weights * token_loss
         return token_loss, flags
 
-    def _inputs(self, row: TrajectoryRow, policy_logprobs: Tensor, given: RowGiven) -> LossInputs:
-        device = policy_logprobs.device
-        mask, behavior = row.loss_mask.to(device), row.behavior_logprobs.to(device)
-        anchor = policy_logprobs.detach()
-        if given.anchor_logprobs is not None:
-            anchor = given.anchor_logprobs.to(device)
-        denominator = {
-            "anchor_now": lambda: anchor,
-            "anchor_at_sampling": lambda: _at_sampling(row, anchor),
-            "behavior": lambda: behavior,
-        }[self.loss.denominator]()
+    def _inputs(self, row: RowInputs, policy_logprobs: Tensor) -> LossInputs:
+        """The row, completed, on the device of the policy's log-probs."""
+        row = row.to(policy_logprobs.device)
+        anchor, behavior, mask = row.anchor_logprobs, row.behavior_logprobs, row.loss_mask
+        if anchor is None:
+            anchor = policy_logprobs.detach()
+        denominator, start = anchor, anchor
+        if self.loss.denominator == "behavior":
+            denominator = behavior
+        elif self.loss.denominator == "anchor_at_sampling":
+            denominator = start = _at_sampling(row, anchor)
+        if self.loss.name in WITHOUT_RATIO:
+            start = policy_logprobs.detach()
         check_finite(
             mask,
             policy_logprobs=policy_logprobs,
             denominator_logprobs=denominator,
             behavior_logprobs=behavior,
         )
-        numerator = anchor if self.loss.denominator == "behavior" else denominator
-        if self.loss.name in WITHOUT_RATIO:
-            numerator = policy_logprobs.detach()
+        given: dict[str, Any] = {part.name: getattr(row, part.name) for part in fields(row)}
+        given["anchor_logprobs"] = anchor
         return LossInputs(
+            **given,
             policy_logprobs=policy_logprobs,
             denominator_logprobs=denominator,
-            behavior_logprobs=behavior,
-            anchor_logprobs=anchor,
-            numerator_logprobs=numerator,
-            advantages=row.advantages.to(device),
-            ages=given.policy_version - row.policy_version.to(device),
-            loss_mask=mask,
-            sequence_ids=row.sequence_ids.to(device),
-            num_sequences=given.num_sequences,
-            limit=given.limit,
+            log_rho=log_difference(start, behavior, mask),
         )
 
-    def _kl(self, inputs: LossInputs, given: RowGiven) -> Tensor:
-        assert given.reference_logprobs is not None
-        reference = given.reference_logprobs.to(inputs.policy_logprobs.device)
-        return kl_penalty(inputs.policy_logprobs, reference, inputs.loss_mask, self.kl.estimator)
 
-
-def _at_sampling(row: TrajectoryRow, anchor_now: Tensor) -> Tensor:
+def _at_sampling(row: RowInputs, anchor: Tensor) -> Tensor:
     """[T]; the trainer under the version that sampled the token: a fresh token has no other yet."""
-    anchor = row.anchor_logprobs.to(anchor_now.device)
-    return torch.where(anchor.isnan(), anchor_now, anchor)
-
-
-def _has_anchor(row: TrajectoryRow, policy_version: int) -> Tensor:
-    """[T] bool; False on older tokens that were never scored under their own version."""
-    return ~row.anchor_logprobs.isnan() | (row.policy_version == policy_version)
-
-
-def _histograms(ratio: Tensor, rho: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Counts per bucket of the step's ratio and of the correction's."""
-    found: dict[str, Tensor] = {}
-    for name, values in (("ratio", ratio), ("rho", rho)):
-        counts = ratio_histogram(values, mask)
-        found |= {f"{name}_{b}": c for b, c in zip(RATIO_BUCKETS, counts.unbind(), strict=True)}
-    return found
+    own_T = row.sampling_anchor_logprobs
+    return torch.where(own_T.isnan(), anchor, own_T)

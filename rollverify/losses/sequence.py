@@ -64,8 +64,7 @@ def gspo_token(inputs: LossInputs, settings: GspoToken) -> tuple[Tensor, Diagnos
 
 def _mean_log_ratio(inputs: LossInputs, numerator_T: Tensor) -> Tensor:
     """[T] nats, clamped; the mean of each token's trajectory."""
-    denominator_T = inputs.denominator_logprobs.detach()
-    difference_T = log_difference(numerator_T, denominator_T, inputs.loss_mask)
+    difference_T = log_difference(numerator_T, inputs.denominator_logprobs, inputs.loss_mask)
     means_S, index_T = sequence_means(difference_T, inputs)
     return means_S.clamp(-LOG_RATIO_LIMIT, LARGEST_MEAN_LOG_RATIO)[index_T]
 

@@ -10,34 +10,28 @@ Example: prompt [7, 8], response [5, 6]: tokens [7, 8, 5], targets [8, 5, 6], lo
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
 from rollverify.engine.model_folder import RoutingShape
+from rollverify.losses.inputs import RowInputs
+from rollverify.ranks import Ranks
 from rollverify.rollout.layout import flat
-from rollverify.rollout.trajectory import ROUTING, check_routed, num_tokens
+from rollverify.rollout.trajectory import ROUTING, check_routed
 
 ReplayMode = Literal["off", "trainer", "engine"]
 """Whose choice of experts the trainer repeats; see docs/routing_replay.md."""
 
 
 def spread_experts(num_tokens: int, routing: RoutingShape) -> Tensor:
-    """Experts for tokens that count for nothing, so that no expert gets them all.
+    """Experts for `num_tokens` tokens that count for nothing, [T, L, K] ids.
 
-    Args:
-        num_tokens: T.
-        routing: layers L, experts per token K.
-
-    Returns:
-        [T, L, K] ids; within a layer each expert comes up equally often, or once more. 4 tokens, 4
-        experts and 2 per token give [0, 1], [2, 3], [0, 1], [2, 3] in each layer.
-
-    Source:
-        Our choice; fillers that all went to expert 0 would fill its rank's memory.
+    Within a layer each expert comes up equally often, or once more: fillers that all went to expert
+    0 would fill its rank's memory. 4 tokens, 4 experts and 2 per token give [0, 1], [2, 3], [0, 1],
+    [2, 3] in each layer.
     """
     size = num_tokens * routing.experts_per_token
     ids = (torch.arange(size) % routing.num_experts).view(num_tokens, 1, routing.experts_per_token)
@@ -45,17 +39,10 @@ def spread_experts(num_tokens: int, routing: RoutingShape) -> Tensor:
 
 
 def assign_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Put items into rows, longest first into the fullest row that has room.
+    """Put items of these lengths into rows, longest first into the fullest row that has room.
 
-    Args:
-        lengths: tokens of each item, >= 0.
-        max_tokens: limit of a row; a longer item gets a row of its own.
-
-    Returns:
-        Lists of item indices, each ascending; depends on the lengths alone.
-
-    Source:
-        Best-fit decreasing bin packing.
+    An item longer than a row's `max_tokens` gets one of its own. Lists of item indices, each
+    ascending; they depend on the lengths alone. Best-fit decreasing bin packing.
     """
     rows: list[list[int]] = []
     open_rows: list[tuple[int, int]] = []  # (room, row), least room first
@@ -72,19 +59,10 @@ def assign_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def even_row_tokens(total: int, max_tokens: int, rows_at_once: int) -> int:
-    """Limit of a row so that rows worked on side by side are equally long.
+    """Limit of a row so that rows worked on side by side are equally long, of `total` tokens.
 
-    Args:
-        total: tokens of all rows.
-        max_tokens: of the rows worked on at the same time, together.
-        rows_at_once: how many these are, >= 1.
-
-    Returns:
-        At most `max_tokens` / `rows_at_once`, >= 1; half a percent above an equal share, because
-        items are whole.
-
-    Source:
-        Our choice.
+    At most `max_tokens`, that of the rows worked on at the same time, / `rows_at_once`; half a
+    percent above an equal share, because items are whole.
     """
     limit = max(1, max_tokens // rows_at_once)
     num_rows = rows_at_once * -(-total // (rows_at_once * limit))
@@ -113,22 +91,11 @@ class PackedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryRow(PackedRow):
-    """One packed row, as training needs it; all tensors are [T]."""
+    """One packed row, as training needs it."""
 
-    loss_mask: Tensor
-    """bool; True where the target is a response token that the loss sums over."""
-
-    behavior_logprobs: Tensor
-    """float32 nats; 0 where the target is a prompt token."""
-
-    anchor_logprobs: Tensor
-    """float32 nats; NaN where the target is a prompt token or has no anchor yet."""
-
-    policy_version: Tensor
-    """int32; version that sampled the target, -1 where it is a prompt token."""
-
-    advantages: Tensor
-    """float32; the trajectory's advantage on all its tokens."""
+    loss: RowInputs
+    """In the row's order; outside the response and in a filler behavior log-probs are 0, sampling
+    anchors NaN and nothing is in the loss mask."""
 
 
 def pack_trajectories(
@@ -136,48 +103,47 @@ def pack_trajectories(
     advantages: Tensor,
     max_tokens: int,
     *,
+    policy_version: int = 0,
     with_routing: bool = False,
 ) -> list[TrajectoryRow]:
-    """Pack this rank's trajectories for training.
+    """Pack this rank's trajectories for training; every one lies in exactly one row.
 
     Args:
-        trajectories: B of them, each at least 2 tokens long.
+        trajectories: B of them, each with a response.
         advantages: [B] float32.
         max_tokens: limit of a row in tokens; a longer trajectory gets a row of its own.
+        policy_version: version that is trained; ages are counted from it.
         with_routing: put in the recorded experts.
 
-    Returns:
-        Rows; every trajectory lies in exactly one.
-
     Raises:
-        ValueError: if the advantages do not fit, or a trajectory is too short to have a target.
         RolloutError: if a token's experts are wanted and were not recorded.
     """
-    if advantages.shape != (len(trajectories),):
-        raise ValueError(f"{len(trajectories)} trajectories, advantages {list(advantages.shape)}")
-    if any(num_tokens(trajectory) < 2 for trajectory in trajectories):
-        raise ValueError("a trajectory of fewer than 2 tokens cannot be packed")
     if not trajectories:
         return []
     packed = _pack(trajectories, range(len(trajectories)), max_tokens, with_routing)
     members = [trajectories[index] for index in packed.order]
-    size = len(packed.tokens)
-    loss_mask = torch.zeros(size, dtype=torch.bool)
-    loss_mask[packed.is_response] = flat(members, "loss_mask")
-    behavior = torch.zeros(size)
-    behavior[packed.is_response] = flat(members, "behavior_logprobs")
-    anchor = torch.full((size,), float("nan"))
-    anchor[packed.is_response] = flat(members, "anchor_logprobs")
-    version = torch.full((size,), -1, dtype=torch.int32)
-    version[packed.is_response] = flat(members, "policy_version")
-    columns = packed.columns() | {
-        "loss_mask": loss_mask,
-        "behavior_logprobs": behavior,
-        "anchor_logprobs": anchor,
-        "policy_version": version,
+
+    def column(key: str, outside: float) -> Tensor:
+        """[T] over all rows; `outside` where the target is a prompt token."""
+        values = flat(members, key)
+        column = torch.full((len(packed.tokens),), outside, dtype=values.dtype)
+        column[packed.is_response] = values
+        return column
+
+    loss = {
+        "behavior_logprobs": column("behavior_logprobs", 0.0),
+        "sampling_anchor_logprobs": column("anchor_logprobs", float("nan")),
         "advantages": advantages[packed.sequence_ids],
+        "ages": policy_version - column("policy_version", policy_version),
+        "loss_mask": column("loss_mask", False),
+        "sequence_ids": packed.sequence_ids,
     }
-    return [TrajectoryRow(**row) for row in _split(columns, packed.row_sizes)]
+    rows = _split(packed.columns(), packed.row_sizes)
+    inputs = _split(loss, packed.row_sizes)
+    return [
+        TrajectoryRow(**row, loss=RowInputs(**values, num_sequences=len(trajectories)))
+        for row, values in zip(rows, inputs, strict=True)
+    ]
 
 
 def pack_for_scoring(
@@ -187,22 +153,16 @@ def pack_for_scoring(
     rows_at_once: int = 1,
     with_routing: bool = False,
 ) -> list[PackedRow]:
-    """Pack what has a response; the rest of the list costs nothing.
+    """Pack what has a response, each in exactly one row; the rest of the list costs nothing.
 
-    Args:
-        trajectories: B of them.
-        max_tokens: limit in tokens of the rows scored at the same time, together; a trajectory
-            longer than one's share gets a row of its own.
-        rows_at_once: how many these are.
-        with_routing: put in the recorded experts.
-
-    Returns:
-        Rows; every trajectory with a response lies in exactly one.
+    `max_tokens` is the limit of the `rows_at_once` rows scored at the same time, together; a
+    trajectory longer than one's share gets a row of its own. `with_routing` puts in the recorded
+    experts.
 
     Raises:
         RolloutError: if a token's experts are wanted and were not recorded.
     """
-    places = [i for i, one in enumerate(trajectories) if one["response_ids"].numel()]
+    places = [i for i, trajectory in enumerate(trajectories) if trajectory["response_ids"].numel()]
     if not places:
         return []
     packed = _pack(trajectories, places, max_tokens, with_routing, rows_at_once)
@@ -214,13 +174,8 @@ def trajectory_values(
 ) -> list[Tensor | None]:
     """What a forward pass gave for the fed tokens, prompt included, back per trajectory.
 
-    Args:
-        rows: rows packed from the trajectories, fillers included.
-        values: per row [T, ...].
-        num_trajectories: length of the list that was packed.
-
-    Returns:
-        One [F, ...] per trajectory, dtype of the values; None where it was not packed.
+    `values` are [T, ...] per row, fillers included; [F, ...] per trajectory of the list that was
+    packed, None where it was not.
     """
     found: list[Tensor | None] = [None] * num_trajectories
     for row, row_values in zip(rows, values, strict=True):
@@ -236,13 +191,8 @@ def response_values(
 ) -> Tensor:
     """What a forward pass gave for the response tokens, back in the order of the list.
 
-    Args:
-        rows: rows packed from the trajectories, fillers included.
-        values: per row [T], such as the log-probs of its targets.
-        trajectories: the list that was packed.
-
-    Returns:
-        [N] dtype of the values; the response tokens of all trajectories end to end.
+    `values` are [T] per row, fillers included; [N] of the response tokens of the trajectories that
+    were packed, end to end.
     """
     if not rows:
         return torch.zeros(0)
@@ -253,7 +203,7 @@ def response_values(
     )
     ends = fed.cumsum(0)[owners >= 0]
     owners = owners[owners >= 0]
-    sizes = [one["response_ids"].numel() for one in trajectories]
+    sizes = [trajectory["response_ids"].numel() for trajectory in trajectories]
     sizes_B = torch.tensor(sizes, dtype=torch.int64)  # also where this rank has fillers only
     shifts_B = torch.zeros_like(sizes_B).index_copy_(0, owners, ends) - sizes_B.cumsum(0)
     places = torch.arange(int(sizes_B.sum())) + shifts_B.repeat_interleave(sizes_B)
@@ -321,12 +271,12 @@ def _pack(
 
 def _routing(trajectories: Sequence[TensorDict]) -> Tensor:
     """[T, L, K]: a trajectory has a row for each token that is fed, so they line up as they are."""
-    for one in trajectories:
-        check_routed(one)
-    return torch.cat([one[ROUTING] for one in trajectories])
+    for trajectory in trajectories:
+        check_routed(trajectory)
+    return torch.cat([trajectory[ROUTING] for trajectory in trajectories])
 
 
-def _split(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Tensor]]:
+def _split(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Any]]:
     """One dict per row."""
     parts = zip(*(column.split(sizes) for column in columns.values()), strict=True)
     return [dict(zip(columns, part, strict=True)) for part in parts]
@@ -335,11 +285,18 @@ def _split(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Tenso
 def filler_rows(number: int, routing: RoutingShape | None = None) -> list[TrajectoryRow]:
     """Rows of one token without loss, for a rank that has fewer rows than another.
 
-    Args:
-        number: how many.
-        routing: gives them experts, spread evenly; None leaves the choice to the router.
+    `routing` gives them experts, spread evenly; None leaves the choice to the router.
     """
     zero = torch.zeros(1, dtype=torch.int64)
+    loss = RowInputs(
+        behavior_logprobs=torch.zeros(1),
+        sampling_anchor_logprobs=torch.full((1,), float("nan")),
+        advantages=torch.zeros(1),
+        ages=torch.zeros(1, dtype=torch.int32),
+        loss_mask=torch.zeros(1, dtype=torch.bool),
+        sequence_ids=zero - 1,
+        num_sequences=1,
+    )
     # One by one: `split` would make one empty part of none.
     experts = [None] * number if routing is None else spread_experts(number, routing)[:, None]
     return [
@@ -347,45 +304,21 @@ def filler_rows(number: int, routing: RoutingShape | None = None) -> list[Trajec
             tokens=zero,
             positions=zero,
             targets=zero,
-            loss_mask=torch.zeros(1, dtype=torch.bool),
-            behavior_logprobs=torch.zeros(1),
-            anchor_logprobs=torch.full((1,), float("nan")),
-            policy_version=torch.full((1,), -1, dtype=torch.int32),
-            advantages=torch.zeros(1),
             sequence_ids=zero - 1,
             routed_experts=ids,
+            loss=loss,
         )
         for ids in experts
     ]
 
 
 def equalize_rows(
-    rows: list[TrajectoryRow],
-    group: dist.ProcessGroup | None = None,
-    device: str = "cpu",
-    routing: RoutingShape | None = None,
+    rows: list[TrajectoryRow], ranks: Ranks, routing: RoutingShape | None = None
 ) -> list[TrajectoryRow]:
-    """Append filler rows until every rank has as many as the rank with most.
+    """Append filler rows until every rank has as many as the rank with most, and at least one.
 
     FSDP gathers weights in every forward pass, so ranks that run different numbers wait forever.
-    Collective: yes, over `group`.
-
-    Args:
-        rows: this rank's rows.
-        group: data-parallel ranks; None means the world.
-        device: where the count is reduced.
-        routing: of the fillers, see `filler_rows`.
-
-    Returns:
-        The rows, then fillers; at least one row.
+    Collective.
     """
-    most = max(1, len(rows))
-    if dist.is_initialized():
-        most = _largest(most, group, device)
+    most = max(1, ranks.largest(len(rows)))
     return rows + filler_rows(most - len(rows), routing)
-
-
-def _largest(count: int, group: dist.ProcessGroup | None, device: str) -> int:
-    largest = torch.tensor(count, device=device)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-    return int(largest.item())

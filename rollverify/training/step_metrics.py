@@ -1,16 +1,16 @@
 """Adds up what the rows of an iteration report and turns the sums into metrics.
 
-Declared in `metrics/names.py`; reduces over ranks, computes no loss.
+Declared in `metrics/names.py`.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 
 from rollverify.losses.diagnostics import RATIO_BUCKETS, effective_sample_frac
 from rollverify.losses.objective import RowLoss
-from rollverify.ranks import reduce_metrics
+from rollverify.ranks import Ranks
 
 _METRIC_OF_SUM = {
     "ratio": "train/ratio_mean",
@@ -28,64 +28,39 @@ _METRIC_OF_SUM = {
     "mismatch_k3": "mismatch/k3_nats",
 } | {f"ratio_{bucket}": f"train/ratio_{bucket}_frac" for bucket in RATIO_BUCKETS}
 _METRIC_OF_SUM |= {f"rho_{bucket}": f"correction/ratio_{bucket}_frac" for bucket in RATIO_BUCKETS}
+"""`gate` and `kl_reference` are reported by some objectives only."""
 
 _MISMATCH = ("mismatch_abs", "mismatch_k3")
 """Means over the tokens that were scored under the version that sampled them."""
 
-_OPTIONAL = ("gate", "kl_reference")
-"""Sums that only some objectives have."""
 
-
+@dataclass(kw_only=True)
 class StepSums:
-    """Running sums of one iteration on one rank."""
+    """Running sums of one iteration on one rank, which has at least one row."""
 
-    def __init__(self, *, has_gate: bool, has_reference: bool) -> None:
-        """Start at 0.
-
-        Args:
-            has_gate: whether the loss reports a gate.
-            has_reference: whether there is a KL term.
-        """
-        absent = {
-            name for name, on in zip(_OPTIONAL, (has_gate, has_reference), strict=True) if not on
-        }
-        names = [*(_METRIC_OF_SUM.keys() - absent), "correction_weight_squared", "loss"]
-        names.append("num_mismatch")
-        self._sums = dict.fromkeys(sorted(names), 0.0)
-        self._mismatch_abs_max = 0.0
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    mismatch_abs_max: float = 0.0
 
     def add_row(self, row: RowLoss) -> None:
         """Add one row. Synchronizes with the device once."""
-        names = list(row.sums)
-        scalars = [*row.sums.values(), row.mismatch_abs_max]
-        *values, largest = torch.stack(scalars).tolist()
-        for name, value in zip(names, values, strict=True):
-            self._sums[name] += value
-        self._mismatch_abs_max = max(self._mismatch_abs_max, largest)
+        *values, largest = torch.stack([*row.sums.values(), row.mismatch_abs_max]).tolist()
+        for name, value in zip(row.sums, values, strict=True):
+            self.sums[name] += value
+        self.mismatch_abs_max = max(self.mismatch_abs_max, largest)
 
     def add_loss(self, loss: float) -> None:
         """Add this rank's share of the loss of one optimizer step."""
-        self._sums["loss"] += loss
+        self.sums["loss"] += loss
 
-    def metrics(
-        self, *, num_tokens: int, num_steps: int, data_group: dist.ProcessGroup | None
-    ) -> dict[str, float]:
-        """Means over all loss tokens.
+    def metrics(self, *, num_tokens: int, num_steps: int, ranks: Ranks) -> dict[str, float]:
+        """Metrics of `train/`, `correction/` and `mismatch/`, the same on every rank. Collective.
 
-        Args:
-            num_tokens: loss tokens of the iteration, all ranks.
-            num_steps: optimizer steps of the iteration.
-            data_group: ranks that hold different trajectories; None where there is one.
-
-        Returns:
-            Metrics of `train/`, `correction/` and `mismatch/`, the same on every rank. Collective:
-            yes, over `data_group`.
+        Means over `num_tokens`, the loss tokens of all ranks and of all `num_steps` optimizer
+        steps.
         """
-        sums, maxima = self._sums, {"mismatch_abs_max": self._mismatch_abs_max}
-        if data_group is not None:
-            sums, maxima = reduce_metrics(sums, maxima, data_group)
+        sums, maxima = ranks.reduce(self.sums, {"mismatch_abs_max": self.mismatch_abs_max})
         count = max(1, num_tokens)
-        metrics = {key: sums[name] / count for name, key in _present(sums)}
+        metrics = {key: sums[name] / count for name, key in _METRIC_OF_SUM.items() if name in sums}
         for name in _MISMATCH:
             metrics[_METRIC_OF_SUM[name]] = sums[name] / max(1.0, sums["num_mismatch"])
         metrics["train/loss"] = sums["loss"] / num_steps
@@ -94,7 +69,3 @@ class StepSums:
             sums["correction_weight"], sums["correction_weight_squared"], num_tokens
         )
         return metrics
-
-
-def _present(sums: dict[str, float]) -> Iterable[tuple[str, str]]:
-    return ((name, key) for name, key in _METRIC_OF_SUM.items() if name in sums)

@@ -54,6 +54,31 @@ def test_values_equal_a_full_log_softmax(chunk: int, temperature: float) -> None
     torch.testing.assert_close(got[1], want[1], **ENTROPY_TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("logits", "temperature", "logprob", "entropy"),
+    [
+        # Logits 2, 1, 0: log-prob of the second and -sum p log p.
+        ([2.0, 1.0, 0.0], 1.0, -1.407606, 0.832396),
+        ([4.0, 2.0, 0.0], 2.0, -1.407606, 0.832396),
+        ([0.0, 0.0, 0.0], 1.0, -1.098612, 1.098612),
+        ([2.0, 1.0, 0.0], 0.5, -2.142932, None),
+    ],
+)
+def test_lp01_values_by_hand(logits, temperature, logprob, entropy) -> None:
+    """LP01: temperature 0.5 is not 1."""
+    rows = (torch.ones(1, 1), torch.tensor(logits)[:, None], torch.tensor([1]))
+    got = chunked_logprobs(*rows, temperature=temperature, chunk=CHUNK)
+    assert got[0].item() == pytest.approx(logprob, abs=1e-6)
+    assert entropy is None or got[1].item() == pytest.approx(entropy, abs=1e-6)
+
+
+def test_lp11_logits_are_not_rounded_to_bfloat16() -> None:
+    """LP11: 10.03 and 10.0 are both 10.0 in bfloat16, which would give -ln 2 = -0.693147."""
+    rows = (torch.ones(1, 1), torch.tensor([[10.03], [10.0]]), torch.tensor([0]))
+    logprob, _ = chunked_logprobs(*rows, temperature=1.0, chunk=CHUNK)
+    assert logprob.item() == pytest.approx(-0.678260, abs=1e-6)
+
+
 COEFFICIENTS = torch.linspace(-1.0, 1.0, T)  # unequal and of both signs, so no token can hide
 
 LOSSES = {

@@ -19,8 +19,10 @@ from support.tiny_models import (
 from tensordict import TensorDict
 from torch import Tensor
 
+from rollverify.config.tables import TrainingConfig
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
+from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import Status, append_segment, new_trajectory, set_outcome
 from rollverify.training.policy_update import PolicyUpdate
 from torchtitan_ext.reference_policy import ReferencePolicy
@@ -113,11 +115,9 @@ def uneven_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]:
         trainer=trainer,
         objective=Objective(),
         credit=CreditRule(max_response_tokens=7),
-        micro_batch_tokens=8,
+        training=TrainingConfig(micro_batch_tokens=8),
         temperature=1.0,
-        aggregation="token_mean",
-        constant_length=7,
-        data_group=trainer.data_group,
+        ranks=Ranks.of(trainer.data_group),
     )
     mine = uneven_groups()[trainer.data_rank :: trainer.data_world_size]
     metrics = update.train_step([one for group in mine for one in group], 0)

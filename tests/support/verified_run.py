@@ -12,6 +12,7 @@ from rollverify.config.tables import (
     DynamicSamplingConfig,
     FilterConfig,
     RolloutConfig,
+    TrainingConfig,
     VerificationConfig,
 )
 from rollverify.engine.model_folder import RoutingShape
@@ -84,13 +85,11 @@ def update(pair: Pair, routing: RoutingShape | None = None) -> PolicyUpdate:
         trainer=pair.trainer,
         objective=Objective(),
         credit=CreditRule(max_response_tokens=60),
-        micro_batch_tokens=512,
+        training=TrainingConfig(micro_batch_tokens=512),
         temperature=TEMPERATURE,
-        aggregation="token_mean",
-        constant_length=60,
         replay="engine" if routing else "off",
         routing=routing,
-        data_group=None,
+        ranks=Ranks(),
     )
 
 

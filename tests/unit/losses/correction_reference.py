@@ -86,15 +86,6 @@ def geometric_mask(lp_old, lp_roll, mask, *, bounds=(0.99, 1.01)):
     return per_token(mask, lambda i, t: 1.0 if weights[i][t] > 0 else 0.0)
 
 
-def veto(lp_old, lp_roll, mask, *, threshold=1e-4):
-    """0 for a whole sequence with any rho below the threshold."""
-
-    def value(i):
-        return 0.0 if any(rho(lp_old, lp_roll, i, t) < threshold for t in in_loss(mask)[i]) else 1.0
-
-    return per_sequence(mask, value)
-
-
 def mask_old_tokens(versions, mask, *, current_version, max_age=0):
     """0 for tokens sampled more than `max_age` policy versions ago, 1 for the others."""
     return per_token(mask, lambda i, t: current_version - versions[i][t] <= max_age)
@@ -110,28 +101,7 @@ def off_policy_sequence_mask(lp_new, lp_old, advantages, mask, *, delta=1e-4):
     return per_sequence(mask, value)
 
 
-def normalized(weights, mask):
-    """Weights divided by their mean over the tokens in the loss."""
-    inside = [weights[i][t] for i, positions in enumerate(in_loss(mask)) for t in positions]
-    mean = sum(inside) / len(inside)
-    return per_token(mask, lambda i, t: weights[i][t] / mean)
-
-
 # Advantages, and which data is trained on
-
-
-def mean_centred(rewards):
-    mean = sum(rewards) / len(rewards)
-    return [reward - mean for reward in rewards]
-
-
-def group_relative(rewards, *, ddof=1, eps=1e-6):
-    """(R_i - mean) / (std + eps). A group of one, or of equal rewards, is 0 (AD01, AD03)."""
-    centred = mean_centred(rewards)
-    if len(set(rewards)) == 1:
-        return [0.0] * len(rewards)
-    std = math.sqrt(sum(value**2 for value in centred) / (len(rewards) - ddof))
-    return [value / (std + eps) for value in centred]
 
 
 def leave_one_out(rewards):
@@ -146,15 +116,6 @@ def leave_one_out(rewards):
 def has_signal(num_correct, group_size):
     """Keep a prompt iff 0 < #correct < G."""
     return 0 < num_correct < group_size
-
-
-def overlong_penalty(length, *, max_length, cache):
-    """DAPO eq. 13."""
-    if length <= max_length - cache:
-        return 0.0
-    if length <= max_length:
-        return ((max_length - cache) - length) / cache
-    return -1.0
 
 
 # Estimators
@@ -173,32 +134,7 @@ def kl(lp, lp_ref, estimator):
     raise ValueError(estimator)
 
 
-def entropy(logits):
-    """H = logsumexp(z) - sum softmax(z) z."""
-    z = [float(value) for value in logits]
-    log_sum = math.log(sum(math.exp(value) for value in z))
-    return log_sum - sum(math.exp(value - log_sum) * value for value in z)
-
-
-def log_prob(logits, token, temperature=1.0):
-    """LP01: the log-prob of the distribution that is sampled from."""
-    z = [float(value) / temperature for value in logits]
-    return z[token] - math.log(sum(math.exp(value) for value in z))
-
-
 # Diagnostics
-
-
-def clip_fractions(lp_new, lp_old, advantages, mask, *, eps_low, eps_high):
-    """Share of tokens whose gradient the clip takes: (ratio too high, ratio too low)."""
-    high, low, tokens = 0, 0, 0
-    for i, positions in enumerate(in_loss(mask)):
-        for t in positions:
-            r = rho(lp_new, lp_old, i, t)
-            high += advantages[i] > 0 and r > 1.0 + eps_high
-            low += advantages[i] < 0 and r < 1.0 - eps_low
-            tokens += 1
-    return high / tokens, low / tokens
 
 
 def effective_sample_size(weights, mask):
@@ -206,12 +142,6 @@ def effective_sample_size(weights, mask):
     inside = [weights[i][t] for i, positions in enumerate(in_loss(mask)) for t in positions]
     squares = sum(w**2 for w in inside)
     return sum(inside) ** 2 / (len(inside) * squares) if squares > 0 else 0.0
-
-
-def masked_share(weights, mask):
-    """Share of the tokens in the loss whose weight is 0."""
-    inside = [weights[i][t] for i, positions in enumerate(in_loss(mask)) for t in positions]
-    return sum(w == 0.0 for w in inside) / len(inside)
 
 
 def drift_kl(lp_old, lp_roll, mask):
@@ -228,7 +158,7 @@ CORRECTIONS = {
     correction.__name__: correction
     for correction in (
         *(truncated_token, truncated_sequence, masked_token, icepop),
-        *(masked_sequence, geometric_mask, veto),
+        *(masked_sequence, geometric_mask),
     )
 }
 """Name -> correction(lp_old, lp_roll, mask, **settings)."""

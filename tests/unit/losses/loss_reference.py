@@ -219,11 +219,6 @@ def vespo(batch, i, t, positive=(2.0, 3.0), negative=(3.0, 2.0)):
     return -vespo_phi(vespo_w(batch, i), a, positive, negative) * a * number(batch.lp_new[i][t])
 
 
-def cispo_bounds(convention, eps_low, eps_high):
-    """`around_one`: [1 - eps_low, 1 + eps_high] (verl, slime); `cap`: [0, eps_high] (TRL)."""
-    return (1.0 - eps_low, 1.0 + eps_high) if convention == "around_one" else (0.0, eps_high)
-
-
 @as_loss("token_mean")
 def cispo(batch, i, t, lower=0.0, upper=5.0):
     """CISPO (arXiv 2506.13585): L_t = -sg[clip(r_t, lower, upper)] A lp_new_t, bounds of ratios."""

@@ -12,7 +12,7 @@ from rollverify.config.losses import CORRECTIONS, LOSSES
 from rollverify.losses import LOSS_FUNCTIONS, TAKES_WEIGHTS
 from rollverify.losses.aggregation import Normalizer, count_batch
 from rollverify.losses.corrections import CORRECTION_FUNCTIONS
-from rollverify.losses.inputs import LossInputs
+from rollverify.losses.inputs import LossInputs, log_difference
 
 SETTING_OF = {
     "eps_low": "clip_low",
@@ -40,15 +40,17 @@ def advantages_of(values, mask):
 def loss_inputs(policy, denominator, behavior, advantages, mask, dtype=torch.float64):
     """Nested lists to `LossInputs`; `policy` may be a flat tensor with gradient."""
     policy = policy if isinstance(policy, torch.Tensor) else flat(policy, dtype)
+    is_inside = flat(mask, torch.bool)
     return LossInputs(
         policy_logprobs=policy,
         denominator_logprobs=flat(denominator, dtype),
         behavior_logprobs=flat(behavior, dtype),
         anchor_logprobs=flat(denominator, dtype),
-        numerator_logprobs=flat(denominator, dtype),
+        sampling_anchor_logprobs=flat(denominator, dtype),
+        log_rho=log_difference(flat(denominator, dtype), flat(behavior, dtype), is_inside),
         ages=torch.zeros(sum(map(len, mask)), dtype=torch.int64),
         advantages=advantages_of(advantages, mask).to(dtype),
-        loss_mask=flat(mask, torch.bool),
+        loss_mask=is_inside,
         sequence_ids=sequence_ids(mask),
         num_sequences=len(mask),
     )
@@ -65,9 +67,9 @@ def correct(
     """A correction on nested lists; what it does not read may be left out."""
     zeros = [[0.0] * len(row) for row in mask]
     inputs = loss_inputs(policy or zeros, zeros, behavior, advantages or [0.0] * len(mask), mask)
-    numerator = numerator if isinstance(numerator, torch.Tensor) else flat(numerator)
+    log_rho = log_difference(flat(numerator), inputs.behavior_logprobs, inputs.loss_mask)
     ages = inputs.ages if ages is None else flat(ages, torch.int64)
-    inputs = replace(inputs, numerator_logprobs=numerator, ages=ages)
+    inputs = replace(inputs, log_rho=log_rho, ages=ages)
     return CORRECTION_FUNCTIONS[name](inputs, CORRECTIONS[name](**settings))
 
 

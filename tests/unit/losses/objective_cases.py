@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
+from unit.training.updates import policy_update
 
 from rollverify.config.losses import (
     Cispo,
@@ -30,7 +30,6 @@ from rollverify.config.tables import KlConfig
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.rollout.trajectory import Status
-from rollverify.training.policy_update import PolicyUpdate
 
 VERSION = 3
 WIDE_CLIP = {"clip_low": 0.2, "clip_high": 0.3}
@@ -101,20 +100,14 @@ def take_step(
     trainer: ScoringTrainer,
     finished: list[TensorDict],
     objective: Objective,
-    *,
-    data_group: dist.ProcessGroup | None = None,
     **changes: object,
 ) -> dict[str, float]:
     """One iteration; the reference is a policy of its own."""
     settings = {
         "credit": CreditRule(max_response_tokens=9),
         "micro_batch_tokens": 1000,
-        "temperature": 1.0,
         "aggregation": "sequence_mean",
-        "constant_length": 9,
         "reference": ScoringTrainer(seed=5),
     }
-    update = PolicyUpdate(
-        trainer=trainer, objective=objective, data_group=data_group, **(settings | changes)
-    )
+    update = policy_update(trainer, objective, **(settings | changes))
     return update.train_step(finished, VERSION)

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from support.fakes import ScoringTrainer
 from unit.losses.objective_cases import OBJECTIVES, RANK_CASES, stale_batch, take_step
 
+from rollverify.ranks import Ranks
+
 
 class SummingTrainer(ScoringTrainer):
     """Adds the gradients of all ranks."""
@@ -40,7 +42,7 @@ def main() -> None:
             trainer,
             finished,
             OBJECTIVES[name],
-            data_group=dist.group.WORLD,
+            ranks=Ranks.of(dist.group.WORLD),
             micro_batch_tokens=20,
             **changes,
         )

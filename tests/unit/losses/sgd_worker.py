@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rollverify.losses.aggregation import Normalizer, count_batch, reduce_counts
+from rollverify.losses.aggregation import BatchCounts, Normalizer, count_batch
+from rollverify.ranks import Ranks
 
 # Four sequences of 3 + 1 + 2 + 2 = 8 tokens; token loss = parameter * input.
 SEQUENCES = ([1.0, 2.0, 3.0], [4.0], [5.0, 6.0], [7.0, 8.0])
@@ -21,7 +22,7 @@ MODES = ("token_mean", "sequence_mean", "constant_length")
 def step(mode: str, own: list[list[float]]) -> float:
     """The parameter, from 0, after one SGD step with learning rate 1."""
     lengths = torch.tensor([len(sequence) for sequence in own], dtype=torch.int64)
-    counts = reduce_counts(count_batch(lengths))
+    counts = BatchCounts(*Ranks.world().sum_counts(count_batch(lengths)))
     normalizer = Normalizer(mode=mode, counts=counts, constant_length=3)
     parameter = torch.zeros((), requires_grad=True)
     for sequence in own:  # One micro-batch each; gradients add up in parameter.grad.

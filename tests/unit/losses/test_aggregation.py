@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollverify.losses.aggregation import BatchCounts, Normalizer, count_batch, reduce_counts
+from rollverify.losses.aggregation import BatchCounts, Normalizer, count_batch
 
 MODES = ("token_mean", "sequence_mean", "constant_length")
 
@@ -106,31 +106,3 @@ def test_a_batch_without_loss_tokens_has_weights_zero(mode):
     normalizer = Normalizer(mode=mode, counts=counts, constant_length=10)
     weights = normalizer.token_weights(torch.zeros(4, dtype=torch.bool), torch.zeros(4).long())
     assert weights.tolist() == [0.0] * 4
-
-
-def test_counts_stay_as_they_are_without_a_process_group():
-    counts = BatchCounts(num_tokens=7, num_sequences=2)
-    assert reduce_counts(counts) == counts
-
-
-def test_bad_settings_are_refused():
-    counts = BatchCounts(num_tokens=1, num_sequences=1)
-    with pytest.raises(ValueError, match="'mean'"):
-        Normalizer(mode="mean", counts=counts, constant_length=1)
-    with pytest.raises(ValueError, match="constant_length must be > 0, got 0"):
-        Normalizer(mode="token_mean", counts=counts, constant_length=0)
-
-
-@pytest.mark.parametrize(
-    ("mask", "ids", "message"),
-    [
-        (torch.ones(2), torch.zeros(2).long(), "loss_mask"),
-        (torch.ones(2).bool(), torch.zeros(3).long(), "sequence_ids"),
-        (torch.ones(2).bool(), torch.zeros(2), "sequence_ids"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused(mask, ids, message):
-    counts = BatchCounts(num_tokens=2, num_sequences=1)
-    normalizer = Normalizer(mode="sequence_mean", counts=counts, constant_length=1)
-    with pytest.raises(ValueError, match=message):
-        normalizer.token_weights(mask, ids)

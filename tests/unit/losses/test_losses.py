@@ -10,11 +10,18 @@ from unit.losses.loss_examples import (
     ADVANTAGES,
     EXAMPLES,
     FAULT_CASES,
+    GSPO_RATIOS,
     LOG_PROBS,
     LP_NEW,
     LP_OLD,
     LP_ROLL,
+    M2_OLD,
+    M2PO_KEPT,
     MASK,
+    RATIOS,
+    SAPO_GATES,
+    SAPO_SLOPES,
+    VESPO_KERNELS,
 )
 from unit.losses.loss_rows import (
     SETTING_OF,
@@ -27,6 +34,7 @@ from unit.losses.loss_rows import (
 )
 
 from rollverify.config.losses import LOSSES
+from rollverify.losses.inputs import policy_log_ratio
 from rollverify.losses.weighted import second_moment_limit
 
 CLOSE = {"abs": 1e-6, "rel": 0.0}
@@ -233,6 +241,73 @@ def test_a_limit_of_the_whole_batch_replaces_that_of_the_row():
     inputs = loss_inputs(LP_NEW, LP_OLD, LP_ROLL, ADVANTAGES, MASK)
     _, flags = token_loss("m2po", replace(inputs, limit=0.01))
     assert flags["is_masked"].tolist() == [1, 1, 0, 1, 1, 0]
+
+
+WORKED = (ADVANTAGES, MASK)
+
+
+@pytest.mark.parametrize(("numerator", "denominator", "right"), RATIOS)
+def test_ratios_and_second_moments_are_the_worked_ones(numerator, denominator, right):
+    rows = (LOG_PROBS[numerator], LOG_PROBS[denominator], LP_ROLL)
+    log_ratio = policy_log_ratio(loss_inputs(*rows, *WORKED))
+    assert log_ratio.exp().tolist()[:5] == pytest.approx(flat(right).tolist(), **CLOSE)
+    if (numerator, denominator) == ("new", "old"):
+        assert log_ratio.square().tolist()[:5] == pytest.approx(flat(M2_OLD).tolist(), **CLOSE)
+
+
+def test_ir01_ratios_are_clamped():
+    case = FAULT_CASES["IR01"]
+    row = ([case.inputs["log_ratios"]], [[0.0, 0.0]], [[0.0, 0.0]], [1.0], [[1, 1]])
+    ratios = policy_log_ratio(loss_inputs(*row)).exp()
+    assert ratios.tolist() == pytest.approx(case.right["ratios"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["gspo", "gspo_token"])
+def test_the_ratios_of_gspo_are_the_worked_ones(name):
+    inputs = loss_inputs(LP_NEW, LP_OLD, LP_ROLL, *WORKED)
+    losses, _ = token_loss(name, inputs, clip_low=1.0, clip_high=9.0)
+    ratios = [GSPO_RATIOS[0]] * 3 + [GSPO_RATIOS[1]] * 2
+    assert (-losses / inputs.advantages).tolist()[:5] == pytest.approx(ratios, **CLOSE)
+
+
+def test_gates_and_slopes_of_sapo_are_the_worked_ones():
+    """The loss is -f(r) A, the diagnostics hold f'(r)."""
+    inputs = loss_inputs(LP_NEW, LP_OLD, LP_ROLL, *WORKED)
+    losses, diagnostics = token_loss("sapo", inputs)
+    gates = (-losses / inputs.advantages).tolist()[:5]
+    assert gates == pytest.approx(flat(SAPO_GATES).tolist(), **CLOSE)
+    slopes = diagnostics["gate"].tolist()
+    assert slopes == pytest.approx([*flat(SAPO_SLOPES).tolist(), 0.0], **CLOSE)
+
+
+@pytest.mark.parametrize(("name", "products", "kernels"), VESPO_KERNELS)
+def test_products_and_kernels_of_vespo_are_the_worked_ones(name, products, kernels):
+    (example,) = [example for example in EXAMPLES if example.name == name]
+    inputs = loss_inputs(LP_NEW, LOG_PROBS[example.denominator], LP_ROLL, *WORKED)
+    correction = example_correction(example)
+    if correction is not None:
+        inputs = replace(inputs, correction_weights=correction.weights)
+    # W^1 exp(0) is the product itself.
+    words = ("positive_power", "negative_power", "positive_decay", "negative_decay")
+    bare = dict(zip(words, (1.0, 1.0, 0.0, 0.0), strict=True))
+    for settings, (first, second) in ((bare, products), ({}, kernels)):
+        gate = token_loss("vespo", inputs, **settings)[1]["gate"].tolist()
+        assert gate == pytest.approx([first] * 3 + [second] * 2 + [0.0], **CLOSE)
+
+
+def test_the_product_of_vespo_is_bounded():
+    """Tokens clamped to 20 nats each, their sum of 40 to 20 again."""
+    rows = ([[100.0, 100.0]], [[0.0, 0.0]], [[0.0, 0.0]], [1.0], [[1, 1]])
+    _, found = token_loss("vespo", loss_inputs(*rows), positive_power=1.0, positive_decay=0.0)
+    assert found["gate"].tolist() == pytest.approx([math.exp(20.0)] * 2)
+
+
+@pytest.mark.parametrize(("denominator", "kept"), M2PO_KEPT)
+def test_m2po_keeps_the_worked_tokens(denominator, kept):
+    inputs = loss_inputs(LP_NEW, LOG_PROBS[denominator], LP_ROLL, *WORKED)
+    is_masked = token_loss("m2po", inputs)[1]["is_masked"].view(2, 3)
+    for row, (places, mask) in enumerate(zip(kept, MASK, strict=True)):
+        assert {t for t in range(3) if mask[t] and not is_masked[row, t]} == places
 
 
 @pytest.mark.parametrize("name", ["gspo", "gspo_token"])

@@ -11,12 +11,10 @@ import pytest
 import torch
 from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
+from unit.training.updates import policy_update
 
 from rollverify.config.losses import Grpo, Icepop
-from rollverify.config.tables import AdvantageConfig
-from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
-from rollverify.training.policy_update import PolicyUpdate
 
 ICEPOP = Objective(correction=Icepop(low=0.5, high=5.0))
 
@@ -40,15 +38,7 @@ def take(aggregation: str, finished: list[TensorDict], **changes: object) -> tup
     trainer = ScoringTrainer(vocab_size=4)
     with torch.no_grad():
         trainer.logits.zero_()
-    settings = {
-        "objective": ICEPOP,
-        "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=4),
-        "micro_batch_tokens": 64,
-        "temperature": 1.0,
-        "constant_length": 4,
-        "data_group": None,
-    }
-    update = PolicyUpdate(trainer=trainer, aggregation=aggregation, **(settings | changes))
+    update = policy_update(trainer, aggregation=aggregation, **({"objective": ICEPOP} | changes))
     return trainer, update.train_step(finished, 0)
 
 

@@ -66,6 +66,18 @@ def test_the_weight_of_reinforce_follows_the_policy_inside_the_step():
     assert metrics["correction/weight_mean"] == pytest.approx(3.0, rel=1e-5)
 
 
+def test_no_gradient_goes_through_the_weight_of_reinforce():
+    """IR07: three times the gradient without a correction, not that of the product."""
+    plain, weighted = ScoringTrainer(), ScoringTrainer()
+    take_step(
+        plain, one_token(-log(3), 0.0), Objective(loss=Reinforce(), correction=NoCorrection())
+    )
+    capped = Objective(loss=Reinforce(), correction=Truncated(threshold=100.0))
+    take_step(weighted, one_token(-log(3), 0.0), capped)
+    torch.testing.assert_close(weighted.gradient, 3 * plain.gradient, atol=1e-6, rtol=0)
+    assert plain.gradient.abs().max() > 0.01
+
+
 @pytest.mark.parametrize(("max_age", "share"), [(0, 1.0), (1, 1.0), (2, 0.0)])
 def test_stale_tokens_are_masked_and_still_counted(max_age, share):
     """One token of version 1 each, trained at version 3."""

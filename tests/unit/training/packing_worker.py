@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from support.fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
+from unit.training.updates import policy_update
 
 from rollverify.losses.advantages import CreditRule
-from rollverify.losses.objective import Objective
-from rollverify.training.policy_update import PolicyUpdate
+from rollverify.ranks import Ranks
 
 MAX_TOKENS = 8
 
@@ -46,15 +46,11 @@ class SummingTrainer(FakeTrainer):
 def one_step(finished: list[TensorDict], group: dist.ProcessGroup | None) -> dict[str, Any]:
     """Rows, metrics and gradient of one optimizer step."""
     trainer = SummingTrainer()
-    update = PolicyUpdate(
-        trainer=trainer,
-        objective=Objective(),
+    update = policy_update(
+        trainer,
         credit=CreditRule(max_response_tokens=16),
         micro_batch_tokens=MAX_TOKENS,
-        temperature=1.0,
-        aggregation="token_mean",
-        constant_length=16,
-        data_group=group,
+        ranks=Ranks.of(group),
     )
     metrics = update.train_step(finished, 0)
     gradient = trainer.gradient.flatten().tolist()

@@ -4,12 +4,13 @@ import pytest
 import torch
 from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
+from unit.training.updates import policy_update
 
 from rollverify.config.losses import Grpo, M2po, NoCorrection, Reinforce, Truncated
-from rollverify.config.tables import AdvantageConfig
-from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.training.policy_update import PolicyUpdate
+
+WIDE = {"objective": Objective(loss=Grpo(clip_low=0.2, clip_high=0.3))}
 
 
 class RecordingTrainer(ScoringTrainer):
@@ -47,16 +48,7 @@ def groups(count: int = 4) -> list[TensorDict]:
 
 
 def update(trainer: ScoringTrainer, minibatches: int, **changes: object) -> PolicyUpdate:
-    settings = {
-        "objective": Objective(loss=Grpo(clip_low=0.2, clip_high=0.3)),
-        "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=3),
-        "micro_batch_tokens": 64,
-        "temperature": 1.0,
-        "aggregation": "token_mean",
-        "constant_length": 3,
-        "data_group": None,
-    }
-    return PolicyUpdate(trainer=trainer, minibatches=minibatches, **(settings | changes))
+    return policy_update(trainer, minibatches=minibatches, **(WIDE | changes))
 
 
 def test_each_step_takes_as_many_whole_groups_in_order():

@@ -1,7 +1,7 @@
 """Packed rows: alignment, completeness, limits, and the same number of rows on every rank."""
 
 import json
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,10 @@ from unit.training.packing_worker import MAX_TOKENS, SHARES, one_step
 
 from rollverify.engine.model_folder import RoutingShape
 from rollverify.errors import RolloutError
+from rollverify.losses.inputs import RowInputs
+from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import ROUTING, num_fed_tokens, num_tokens
 from rollverify.training.packing import (
-    TrajectoryRow,
     equalize_rows,
     filler_rows,
     pack_for_scoring,
@@ -30,9 +31,9 @@ def test_every_column_is_aligned_with_the_token_that_follows():
     assert row.tokens.tolist() == [7, 8, 5]  # The last token is never fed.
     assert row.targets.tolist() == [8, 5, 6]
     assert row.positions.tolist() == [0, 1, 2]
-    assert row.loss_mask.tolist() == [False, True, True]
-    assert row.behavior_logprobs.tolist() == [0.0, -0.25, -0.5]
-    assert row.advantages.tolist() == [2.0, 2.0, 2.0]
+    assert row.loss.loss_mask.tolist() == [False, True, True]
+    assert row.loss.behavior_logprobs.tolist() == [0.0, -0.25, -0.5]
+    assert row.loss.advantages.tolist() == [2.0, 2.0, 2.0]
     assert row.sequence_ids.tolist() == [0, 0, 0]
 
 
@@ -42,9 +43,9 @@ def test_trajectories_of_a_row_do_not_run_into_each_other():
     assert row.tokens.tolist() == [1, 2, 4, 5]
     assert row.targets.tolist() == [2, 3, 5, 6]  # 4 is nobody's target, 3 and 6 are never fed.
     assert row.positions.tolist() == [0, 1, 0, 1]
-    assert row.loss_mask.tolist() == [True, True, False, True]
-    assert row.behavior_logprobs.tolist() == [-1.0, -2.0, 0.0, -3.0]
-    assert row.advantages.tolist() == [1.0, 1.0, -1.0, -1.0]
+    assert row.loss.loss_mask.tolist() == [True, True, False, True]
+    assert row.loss.behavior_logprobs.tolist() == [-1.0, -2.0, 0.0, -3.0]
+    assert row.loss.advantages.tolist() == [1.0, 1.0, -1.0, -1.0]
     assert row.sequence_ids.tolist() == [0, 0, 1, 1]
 
 
@@ -52,8 +53,8 @@ def test_tokens_that_a_trajectory_leaves_out_of_the_loss_stay_out():
     one = trajectory([7], [5, 6, 4])
     one["loss_mask"] = torch.tensor([False, True, True])
     (row,) = pack_trajectories([one], torch.ones(1), 16)
-    assert row.loss_mask.tolist() == [False, True, True]
-    assert row.targets[row.loss_mask].tolist() == [6, 4]
+    assert row.loss.loss_mask.tolist() == [False, True, True]
+    assert row.targets[row.loss.loss_mask].tolist() == [6, 4]
 
 
 def test_every_trajectory_lies_in_exactly_one_row():
@@ -64,26 +65,29 @@ def test_every_trajectory_lies_in_exactly_one_row():
         inside = [int((row.sequence_ids == index).sum()) for row in rows]
         assert sorted(inside)[:-1] == [0] * (len(rows) - 1)
         assert max(inside) == num_tokens(one) - 1
-    assert sum(int(row.loss_mask.sum()) for row in rows) == sum(sizes)
+    assert sum(int(row.loss.loss_mask.sum()) for row in rows) == sum(sizes)
     assert all(len(row.tokens) <= 10 for row in rows)
 
 
-def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match=r"1 trajectories, advantages \[2\]"):
-        pack_trajectories([trajectory([1], [2])], torch.zeros(2), 8)
-    with pytest.raises(ValueError, match="fewer than 2 tokens"):
-        pack_trajectories([trajectory([1], [])], torch.zeros(1), 8)
+def test_ages_are_counted_from_the_version_that_is_trained():
+    one = trajectory([7], [5, 6, 4])
+    one["policy_version"] = torch.tensor([2, 2, 5], dtype=torch.int32)
+    (row,) = pack_trajectories([one], torch.ones(1), 16, policy_version=5)
+    assert row.loss.ages.tolist() == [3, 3, 0]
 
 
 def test_a_filler_has_no_loss_and_belongs_to_no_trajectory():
     (filler,) = filler_rows(1)
-    names = [field.name for field in fields(TrajectoryRow) if field.name != "routed_experts"]
-    assert [len(getattr(filler, name)) for name in names] == [1] * 9
-    assert not filler.loss_mask.any()
+    names = [field.name for field in fields(RowInputs) if field.default is MISSING]
+    names.remove("num_sequences")
+    assert [len(getattr(filler.loss, name)) for name in names] == [1] * 6
+    for name in ("tokens", "positions", "targets", "sequence_ids"):
+        assert getattr(filler, name).shape == (1,)
+    assert not filler.loss.loss_mask.any()
     assert filler.sequence_ids.tolist() == [-1]
     (row,) = pack_trajectories([trajectory([1], [2])], torch.zeros(1), 8)
     for name in names:
-        assert getattr(filler, name).dtype == getattr(row, name).dtype
+        assert getattr(filler.loss, name).dtype == getattr(row.loss, name).dtype
 
 
 def test_rows_of_experts_lie_where_their_tokens_are_fed():
@@ -141,9 +145,9 @@ def test_filler_experts_beyond_255_fit_their_type():
 
 def test_one_process_gets_a_filler_only_if_it_has_no_row():
     rows = pack_trajectories([trajectory([1], [2])], torch.zeros(1), 8)
-    assert equalize_rows(rows) == rows
-    (only,) = equalize_rows([])
-    assert not only.loss_mask.any()
+    assert equalize_rows(rows, Ranks()) == rows
+    (only,) = equalize_rows([], Ranks())
+    assert not only.loss.loss_mask.any()
 
 
 @pytest.mark.distributed

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
+from unit.training.updates import policy_update
 
 from rollverify.config.losses import NoCorrection
 from rollverify.config.tables import AdvantageConfig
@@ -14,18 +15,8 @@ from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.metrics.names import is_declared
 from rollverify.ranks import Ranks
-from rollverify.training.policy_update import PolicyUpdate
 from rollverify.verification.metrics import TrainedMetrics
 
-SETTINGS = {
-    "micro_batch_tokens": 64,
-    "temperature": 1.0,
-    "objective": Objective(),
-    "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=4),
-    "aggregation": "token_mean",
-    "constant_length": 4,
-    "data_group": None,
-}
 UNIFORM = -log(4)
 """Log-prob of each of 4 equally likely tokens."""
 
@@ -34,7 +25,7 @@ def step(
     finished: list[TensorDict], trainer: FakeTrainer | None = None, **changes: object
 ) -> tuple[FakeTrainer, dict[str, float]]:
     trainer = trainer or FakeTrainer()
-    return trainer, PolicyUpdate(trainer=trainer, **(SETTINGS | changes)).train_step(finished, 0)
+    return trainer, policy_update(trainer, **changes).train_step(finished, 0)
 
 
 def uniform_trainer() -> FakeTrainer:
@@ -230,7 +221,7 @@ def step_at(
     version: int, finished: list[TensorDict], trainer: FakeTrainer, **changes: object
 ) -> dict[str, float]:
     """Metrics of the step and of what it was taken on."""
-    update = PolicyUpdate(trainer=trainer, **(SETTINGS | changes))
+    update = policy_update(trainer, **changes)
     metrics = update.train_step(finished, version)
     state = StepState(step=version + 1, policy_version=version + 1)
     TrainedMetrics(trainer=update, ranks=Ranks())(state)
@@ -268,8 +259,8 @@ def test_anchors_change_no_loss_and_no_gradient():
     with_anchors, without = stale_case(trainer), stale_case(plain)
     for one in without:
         one["anchor_logprobs"] = torch.full((2,), float("nan"))
-    metrics = PolicyUpdate(trainer=trainer, **SETTINGS).train_step(with_anchors, 3)
-    again = PolicyUpdate(trainer=plain, **SETTINGS).train_step(without, 3)
+    metrics = policy_update(trainer).train_step(with_anchors, 3)
+    again = policy_update(plain).train_step(without, 3)
     assert metrics["train/loss"] == again["train/loss"]
     assert torch.equal(trainer.gradient, plain.gradient)
 

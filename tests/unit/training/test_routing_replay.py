@@ -4,13 +4,11 @@ import torch
 from support.fakes import ScoringTrainer, trajectory
 from tensordict import TensorDict
 from torch import Tensor
+from unit.training.updates import policy_update
 
-from rollverify.config.losses import Grpo
-from rollverify.config.tables import AdvantageConfig, KlConfig
-from rollverify.losses.advantages import CreditRule
+from rollverify.config.tables import KlConfig
 from rollverify.losses.objective import Objective
 from rollverify.rollout.trajectory import ROUTING
-from rollverify.training.policy_update import PolicyUpdate
 
 
 class RememberingTrainer(ScoringTrainer):
@@ -43,16 +41,9 @@ def batch() -> list[TensorDict]:
 
 def train(minibatches: int = 1, **changes: object) -> RememberingTrainer:
     trainer = RememberingTrainer()
-    settings = {
-        "objective": Objective(loss=Grpo(clip_low=0.2, clip_high=0.3)),
-        "credit": CreditRule(settings=AdvantageConfig(std="none"), max_response_tokens=3),
-        "micro_batch_tokens": 6,
-        "temperature": 1.0,
-        "aggregation": "token_mean",
-        "constant_length": 3,
-        "data_group": None,
-    } | changes
-    PolicyUpdate(trainer=trainer, minibatches=minibatches, **settings).train_step(batch(), 0)
+    policy_update(trainer, micro_batch_tokens=6, minibatches=minibatches, **changes).train_step(
+        batch(), 0
+    )
     return trainer
 
 
