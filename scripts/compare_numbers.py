@@ -38,8 +38,10 @@ def run_job(tree: Path, outputs: Path, job: str) -> Path:
         return done[0].parent
     ranks, files = JOBS[job]
     configs = [word for file in files for word in ("--config", file)]
-    folders = ["--run.output-dir", str(outputs / job), "--prepare.cache-dir", str(outputs / "base")]
     threads = str(max(1, (os.cpu_count() or 1) // ranks))
+    # The base model's last bits depend on the threads it is trained with: one for each number.
+    base = outputs / f"base-{threads}"
+    folders = ["--run.output-dir", str(outputs / job), "--prepare.cache-dir", str(base)]
     command = [sys.executable, "-m", "rollverify.launch", "--nproc", str(ranks), "--"]
     variables = {"PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads}
     print(f"{job} in {tree}", file=sys.stderr, flush=True)
