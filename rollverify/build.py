@@ -54,7 +54,7 @@ from rollverify.verification.scoring import AnchorScoring, OpsScoring
 from rollverify.verification.stage import NoiseFloor, Verification
 from rollverify.verification.switching import AcceptanceWindow, Switching
 from torchtitan_ext.hf_folder import write_hf_folder
-from torchtitan_ext.models.specs import ModelFolderError
+from torchtitan_ext.models.hf_config import ModelFolderError
 from torchtitan_ext.packed_rows import PackedRow
 from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.process_group import init_process_group
@@ -410,8 +410,7 @@ def make_policy_trainer(
         max_sequence_tokens=config.rollout.max_sequence_tokens,
         lr=training.lr,
         weight_decay=training.weight_decay,
-        beta1=training.beta1,
-        beta2=training.beta2,
+        betas=(training.beta1, training.beta2),
         eps=training.eps,
         warmup_steps=training.warmup_steps,
         lr_decay=training.lr_decay,

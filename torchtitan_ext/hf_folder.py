@@ -1,7 +1,7 @@
 """Writes a model as a Hugging Face folder that transformers and vLLM load.
 
 Weights are streamed into safetensors shards of bounded size; the folder appears under its name only
-when it is complete. Reading is left to torchtitan's checkpointer.
+when it is complete.
 """
 
 import json
@@ -39,18 +39,14 @@ def write_hf_folder(
 ) -> None:
     """Write weights, and config and tokenizer files of the model they came from.
 
+    Collective where `parameters` gathers over ranks.
+
     Args:
-        folder: target; an existing one is replaced at the end, in one rename.
+        folder: an existing one is replaced at the end, in one rename; an error leaves it alone.
         parameters: (Hugging Face name, full tensor); exhausted on every rank.
         source: folder whose config and tokenizer files are copied.
         is_writer: True on one rank; the others only take part in gathering.
         shard_bytes: largest safetensors file.
-
-    Raises:
-        OSError: if the target cannot be written; nothing is left behind under its name.
-
-    Source:
-        Collective: yes, where `parameters` gathers over ranks.
     """
     if not is_writer:
         for _ in parameters:
@@ -108,15 +104,10 @@ def _write_weights(
 
 
 def write_random_hf_folder(folder: str | Path, config: dict, *, seed: int) -> None:
-    """Write a folder with `config.json` and randomly initialised weights of that architecture.
-
-    Args:
-        folder: target; must not exist or be empty.
-        config: contents of config.json; its `model_type` decides the architecture.
-        seed: of the initialisation.
+    """Write `config.json` and weights drawn at random from `seed` into a folder that may be new.
 
     Raises:
-        ModelFolderError: if the architecture has no spec.
+        ModelFolderError: if the config is not supported.
     """
     from torchtitan_ext.models.specs import model_spec_from_hf
 

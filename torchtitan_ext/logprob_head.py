@@ -110,12 +110,6 @@ def chunked_logprobs(
 
     Returns:
         (log-probs [T] float32 nats, <= 0; entropy [T] float32 nats, >= 0, or [0] if not wanted).
-
-    Raises:
-        ValueError: if temperature or chunk is out of range.
-
-    Source:
-        Our choice; entropy by its definition, H = -sum p log p.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be > 0, got {temperature}")
@@ -145,16 +139,13 @@ class LogprobHead(Linear):
     def forward(
         self, input: Tensor, targets: Tensor, temperature: float = 1.0, with_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Score the targets.
+        """Log-probs [T] and entropy [T], or [0], in float32 nats; see `chunked_logprobs`.
 
         Args:
             input: [1, T, D] hidden states.
             targets: [1, T] int64.
             temperature: > 0.
             with_entropy: whether the entropy is wanted.
-
-        Returns:
-            (log-probs [T] float32 nats; entropy [T] float32 nats, or [0] if not wanted).
         """
         weight = self.weight
         if isinstance(weight, DTensor):  # sharded over tensor parallel ranks: gather, with gradient

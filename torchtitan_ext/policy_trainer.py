@@ -9,6 +9,7 @@ Gradients are summed over ranks, not averaged, so a loss must be divided by glob
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,11 +19,12 @@ from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.trainer import Trainer
 
 from torchtitan_ext.cpu.row_threads import RowThreads
 from torchtitan_ext.no_data_loader import NoDataLoader, NoTokenizer
-from torchtitan_ext.packed_rows import Row, RowInputs
+from torchtitan_ext.packed_rows import Row
 from torchtitan_ext.process_group import init_process_group
 from torchtitan_ext.routing_replay import RoutingReplay, RoutingStats
 
@@ -41,7 +43,7 @@ def _full(tensor: DTensor) -> Tensor:
 
 
 class PolicyTrainer(Trainer):
-    """Updates and scores a policy. All public methods with collectives say so."""
+    """Updates and scores a policy."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
@@ -59,17 +61,16 @@ class PolicyTrainer(Trainer):
         self._row_threads = RowThreads(self.model, dtype=self.config.training.mixed_precision_param)
 
     def init_distributed(self) -> ParallelDims:
-        """Join the process group unless the caller has, and lay out the parallel dimensions.
-
-        Collective: yes, over the world.
-        """
+        """Join the process group unless the caller has, and lay out the dimensions. Collective."""
         _, world_size = init_process_group(self.config.comm.init_timeout_seconds)
         return ParallelDims.from_config(self.config.parallelism, world_size)
 
     @property
-    def model(self) -> torch.nn.Module:
-        """The sharded model (pipeline parallelism is not supported, so there is one part)."""
-        return self.model_parts[0]
+    def model(self) -> Decoder:
+        """The sharded model; without pipeline parallelism there is one part."""
+        model = self.model_parts[0]
+        assert isinstance(model, Decoder)
+        return model
 
     @property
     def rows_at_once(self) -> int:
@@ -94,37 +95,24 @@ class PolicyTrainer(Trainer):
         mesh = self.parallel_dims.get_optional_mesh("batch")
         return None if mesh is None else mesh.get_group()
 
-    def _inputs(self, row: Row) -> RowInputs:
+    def _inputs(self, row: Row) -> dict[str, Any]:
+        """Keywords of `ScoringDecoder.forward`."""
         batch = {
             "input": row.tokens[None].to(self.device),
             "positions": row.positions[None].to(self.device),
         }
         targets = row.targets[None].to(self.device)
         tokens, targets, context = self.post_dataloading_process(batch, targets)
-        return RowInputs(tokens=tokens, targets=targets, context=context)
-
-    def _forward(
-        self, row: Row, temperature: float, *, with_entropy: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy, each [T] float32; entropy [0] if it is not wanted."""
-        given = self._inputs(row)
-        return self.model(
-            given.tokens,
-            **given.context,
-            targets=given.targets,
-            temperature=temperature,
-            with_entropy=with_entropy,
-        )
+        return {"tokens": tokens, "targets": targets, **context}
 
     def forward_backward(
         self, rows: Sequence[Row], token_loss: TokenLoss, *, temperature: float = 1.0
     ) -> Tensor:
         """Run forward and backward over the rows; gradients add up until `optimizer_step`.
 
-        Tokens of rows with routing go to its experts.
-
         Args:
-            rows: this rank's rows; every data rank must pass the same number.
+            rows: this rank's; every data rank must pass the same number. Tokens of rows with
+                routing go to its experts.
             token_loss: gives the loss of one row from its log-probs and entropy.
             temperature: > 0; as in the rollout engine.
 
@@ -134,13 +122,12 @@ class PolicyTrainer(Trainer):
         Raises:
             RoutingReplayError: if the routing of a row does not fit it or the model.
 
-        Source:
-            Collective: yes, over the world (FSDP gathers and reduces per row).
+        Collective: FSDP gathers and reduces per row.
         """
         total = torch.zeros((), device=self.device)
         for index, row in enumerate(rows):
             with self.train_context(), self._replayed(row, watched=True):
-                logprobs, entropy = self._forward(row, temperature)
+                logprobs, entropy = self.model(**self._inputs(row), temperature=temperature)
                 self._routing.count()
                 loss = token_loss(index, logprobs, entropy)
                 loss.backward()
@@ -148,20 +135,15 @@ class PolicyTrainer(Trainer):
         return total
 
     def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
-        """Clip gradients, step optimizer and schedule, clear gradients.
+        """Clip gradients, step optimizer and schedule, clear gradients. Collective.
 
-        Args:
-            is_last: whether this is the last step of its iteration; schedule and step count move on
-                with that one only.
+        Schedule and step count move on with the last step of an iteration only.
 
         Returns:
             (gradient norm before clipping, learning rate used).
 
         Raises:
             FloatingPointError: if the gradient norm is not finite; parameters are left alone.
-
-        Source:
-            Collective: yes, over the world.
         """
         learning_rate = next(iter(self.lr_schedulers.get_metrics().values()))
         grad_norm = dist_utils.clip_grad_norm_(
@@ -189,34 +171,25 @@ class PolicyTrainer(Trainer):
     def score(self, rows: Sequence[Row], *, temperature: float = 1.0) -> list[Tensor]:
         """Log-probs of the rows' targets under the current weights, their routing replayed.
 
-        Args:
-            rows: this rank's rows; every data rank must pass the same number.
-            temperature: > 0.
+        Every data rank must pass the same number of rows. Collective.
 
         Returns:
             One [T] float32 tensor of nats per row, on the CPU.
 
         Raises:
             RoutingReplayError: if the routing of a row does not fit it or the model.
-
-        Source:
-            Collective: yes, over the world.
         """
         has_routing = any(row.routed_experts is not None for row in rows)
         if has_routing or len(rows) < 2 or self.rows_at_once < 2:
             return self._scored(rows, temperature, watched=False)[0]
         with self._uncounted():
-            given = [self._inputs(row) for row in rows]
-        return self._row_threads.score(given, temperature=temperature)
+            inputs = [self._inputs(row) for row in rows]
+        return self._row_threads.score(inputs, temperature=temperature)
 
     def score_and_route(
         self, rows: Sequence[Row], *, temperature: float = 1.0
     ) -> tuple[list[Tensor], list[Tensor]]:
         """`score`, and which experts the routers choose by themselves, for a later replay.
-
-        Args:
-            rows: this rank's rows; every data rank must pass the same number.
-            temperature: > 0.
 
         Returns:
             (one [T] float32 tensor of nats per row, one [T, L, K] int16 tensor per row), on the
@@ -224,9 +197,6 @@ class PolicyTrainer(Trainer):
 
         Raises:
             RoutingReplayError: as `score`, and if the model has no routers.
-
-        Source:
-            Collective: yes, over the world.
         """
         return self._scored(rows, temperature, watched=True)
 
@@ -237,7 +207,8 @@ class PolicyTrainer(Trainer):
         scores, routing = [], []
         for row in rows:
             with self.train_context(), self._replayed(row, watched=watched), self._uncounted():
-                logprobs, _ = self._forward(row, temperature, with_entropy=False)
+                inputs = self._inputs(row)
+                logprobs, _ = self.model(**inputs, temperature=temperature, with_entropy=False)
                 scores.append(logprobs.cpu())
                 if watched:
                     routing.append(self._routing.own_choice())
@@ -261,17 +232,15 @@ class PolicyTrainer(Trainer):
 
     @torch.no_grad()
     def hf_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights one by one under Hugging Face names, gathered from the shards.
+        """Weights one by one under Hugging Face names, gathered from the shards. Collective.
 
         Only the tensor handed out last is held in full, so peak extra memory is one parameter;
-        for experts, which torchtitan keeps stacked, one weight of all experts of a layer.
+        for experts, which torchtitan keeps stacked, one weight of all experts of a layer. Every
+        rank must exhaust the iterator.
 
         Yields:
             (name, full tensor on this rank's device). Tied output weights are not repeated; every
             rank gets every expert, whichever rank computes it.
-
-        Source:
-            Collective: yes, over the world; every rank must exhaust the iterator.
         """
         spec = self.config.model_spec
         assert spec is not None and spec.state_dict_adapter is not None

@@ -21,14 +21,7 @@ class ReferencePolicy:
     """Scores rows under the weights of the folder the policy was made from."""
 
     def __init__(self, policy: PolicyTrainer) -> None:
-        """Read the start weights; the policy keeps the ones it has.
-
-        Args:
-            policy: the trainer; lends its model for the scoring passes.
-
-        Source:
-            Collective: yes, over the world.
-        """
+        """Read the start weights; the policy keeps its own and lends its model. Collective."""
         self._policy = policy
         own = _copies(_shards(policy.model))
         folder = policy.config.hf_assets_path
@@ -39,18 +32,7 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row], *, temperature: float) -> list[Tensor]:
-        """Log-probs of the rows' targets under the reference.
-
-        Args:
-            rows: this rank's rows; every data rank must pass the same number.
-            temperature: > 0.
-
-        Returns:
-            One [T] float32 tensor of nats per row, on the CPU.
-
-        Source:
-            Collective: yes, over the world.
-        """
+        """Log-probs under the reference, as `PolicyTrainer.score`. Collective."""
         with self._swapped():
             return self._policy.score(rows, temperature=temperature)
 
@@ -80,7 +62,7 @@ def _shards(model: torch.nn.Module) -> list[Tensor]:
         if isinstance(module, FSDPModule):
             module.reshard()
     tensors = [*model.parameters(), *model.buffers()]
-    return [one.to_local() if isinstance(one, DTensor) else one.detach() for one in tensors]
+    return [t.to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
 
 
 def _copies(shards: list[Tensor]) -> list[Tensor]:

@@ -1,8 +1,7 @@
 """Replays recorded expert ids in a mixture-of-experts model, and counts what the routers would do.
 
 Only the selection is replayed: weights over the replayed experts come from the router's current
-scores, so the gate keeps its gradient. Does not decide where ids come from, which rows have them or
-what is done about tokens whose own choice differs.
+scores, so the gate keeps its gradient.
 
 Dimension letters: T tokens of a row, L layers, K experts per token, E experts.
 """
@@ -15,10 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torchtitan.config.override import derive, override
 from torchtitan.models.common.moe import TokenChoiceTopKRouter
-
-OVERRIDE = "torchtitan_ext.routing_replay.replay_router"
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -73,12 +69,6 @@ class ReplayRouter(TokenChoiceTopKRouter):
         return weights_BLK * self.route_scale, ids_BLK, scores_BLE
 
 
-@override(target=TokenChoiceTopKRouter.Config, description="replays recorded ids", exact=True)
-def replay_router(config: TokenChoiceTopKRouter.Config) -> ReplayRouter.Config:
-    """Replace `TokenChoiceTopKRouter` by `ReplayRouter`, same settings."""
-    return derive(config, ReplayRouter.Config)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingStats:
     """What this rank's routers did in the forward passes with gradient, filler tokens included."""
@@ -104,9 +94,6 @@ class RoutingReplay:
         Args:
             model: has its layers in `layers`; may be sharded and wrapped.
             device: where it computes.
-
-        Raises:
-            RoutingReplayError: if its layers differ in their number of experts.
         """
         self._device = device
         self._num_layers = len(list(model.get_submodule("layers").children()))
@@ -117,10 +104,8 @@ class RoutingReplay:
         self.routers: dict[int, ReplayRouter] = dict(sorted(routers.items()))
         """By absolute index of their layer, in order."""
 
-        sizes = {(router.num_experts, router.top_k) for router in routers.values()}
-        if len(sizes) > 1:
-            raise RoutingReplayError(f"layers differ in (experts, experts per token): {sizes}")
-        self._num_experts, self._top_k = sizes.pop() if sizes else (0, 0)
+        first = next(iter(self.routers.values()), None)
+        self._num_experts, self._top_k = (first.num_experts, first.top_k) if first else (0, 0)
         self._clear_stats()
 
     @property

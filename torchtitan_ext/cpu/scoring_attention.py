@@ -1,7 +1,7 @@
 """Causal attention over packed documents by vLLM's CPU kernel, forward only.
 
 The kernel reads keys and values from pages, as the engine keeps them, so documents of any lengths
-need no padding. Does not record gradients.
+need no padding.
 
 Dimension letters: T tokens, N query heads, K key/value heads, H head size, P pages, S tokens of one
 page.
@@ -17,6 +17,12 @@ from torchtitan_ext.cpu.kernels import engine_kernels, instruction_set
 
 PAGE_TOKENS = 32
 """Smallest page that the kernel takes; the last page of a document is partly empty."""
+
+_one_call = threading.Lock()
+"""The kernel and its planning work in memory that all threads of the process share."""
+
+_of_thread = threading.local()
+"""What the last call of this thread laid out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +41,9 @@ class PagedDocuments:
     lengths: Tensor
     """[documents] int32 tokens."""
 
+    longest: int
+    """Tokens of the longest document."""
+
     table: Tensor
     """[documents, most pages of one] int32; the pages of each document."""
 
@@ -47,23 +56,19 @@ class PagedDocuments:
     plan: Tensor
     """vLLM's division of the work among threads."""
 
-    longest: int
-    """Tokens of the longest document."""
-
     def attend(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, scale: float) -> Tensor:
-        """Attend causally within each document.
+        """Attend causally within each document; all float32, queries contiguous.
 
         Args:
-            q_TNH: [T, N, H] float32 queries, contiguous.
-            k_TKH: [T, K, H] float32 keys.
-            v_TKH: [T, K, H] float32 values.
+            q_TNH: [T, N, H] queries.
+            k_TKH: [T, K, H] keys.
+            v_TKH: [T, K, H] values.
             scale: multiplier of the scores.
 
         Returns:
-            [T, N, H] float32.
+            [T, N, H].
         """
         kernels = engine_kernels()
-        assert kernels is not None
         kernels.cpu_attn_reshape_and_cache(
             k_TKH, v_TKH, self.keys, self.values, self.slots, self.instructions
         )
@@ -88,17 +93,10 @@ class PagedDocuments:
         return out_TNH
 
 
-_one_call = threading.Lock()
-"""The kernel and its planning work in memory that all threads of the process share."""
-
-_of_thread = threading.local()
-"""What the last call of this thread laid out."""
-
-
 def paged_documents(
     bounds: Tensor, num_heads: int, num_kv_heads: int, head_size: int
 ) -> PagedDocuments:
-    """Lay the documents of a packed row out in pages, or say how the last call laid them.
+    """Lay the documents of a packed row out in pages.
 
     Args:
         bounds: [documents + 1] integers; first token of each document, and T.
@@ -107,29 +105,26 @@ def paged_documents(
         head_size: H; `attends_heads_of` must be true of it.
 
     Returns:
-        Pages and what the kernel needs to know of them; the same object again for the same
-        `bounds` (not only equal ones), whose keys and values the next layer overwrites.
+        For the same `bounds` (not only equal ones) as in this thread's last call the same object
+        again, whose keys and values the next layer overwrites.
     """
-    key = (num_heads, num_kv_heads, head_size)
+    sizes = (num_heads, num_kv_heads, head_size)
     last = getattr(_of_thread, "last", None)
-    if last is None or last[0] is not bounds or last[1] != key:
-        last = _of_thread.last = (bounds, key, _lay_out(bounds.int(), *key))
+    if last is None or last[0] is not bounds or last[1] != sizes:
+        last = _of_thread.last = (bounds, sizes, _lay_out(bounds.int(), *sizes))
     return last[2]
 
 
 def _lay_out(bounds: Tensor, num_heads: int, num_kv_heads: int, head_size: int) -> PagedDocuments:
-    kernels = engine_kernels()
-    assert kernels is not None
     lengths = bounds.diff()
     num_pages = (lengths + PAGE_TOKENS - 1) // PAGE_TOKENS
     first_page = num_pages.cumsum(0) - num_pages
     positions = torch.arange(int(bounds[-1])) - bounds[:-1].repeat_interleave(lengths)
     pages = torch.zeros(int(num_pages.sum()), num_kv_heads, 2 * PAGE_TOKENS, head_size)
     keys, values = pages.chunk(2, dim=2)
-    longest = int(lengths.max())
     instructions = instruction_set(PAGE_TOKENS, head_size)
     with _one_call:
-        plan = kernels.cpu_attn_get_scheduler_metadata(
+        plan = engine_kernels().cpu_attn_get_scheduler_metadata(
             num_reqs=len(lengths),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -147,9 +142,9 @@ def _lay_out(bounds: Tensor, num_heads: int, num_kv_heads: int, head_size: int) 
         values=values,
         bounds=bounds,
         lengths=lengths,
-        table=(first_page[:, None] + torch.arange(-(-longest // PAGE_TOKENS))).int(),
+        longest=int(lengths.max()),
+        table=(first_page[:, None] + torch.arange(int(num_pages.max()))).int(),
         slots=first_page.repeat_interleave(lengths) * PAGE_TOKENS + positions,
         instructions=instructions,
-        longest=longest,
         plan=plan,
     )

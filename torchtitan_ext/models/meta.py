@@ -1,19 +1,17 @@
 """A model without weights: its parameters' shapes, its names in a folder, and what a folder holds.
 
-Built on the meta device, in seconds whatever its size; no rank is started. Does not decide what
-fits into memory.
+Built on the meta device, in seconds whatever its size; no rank is started.
 """
 
 import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torchtitan.distributed import ParallelDims
 
-from torchtitan_ext.models.hf_config import ModelFolderError, read_hf_config, with_llama_defaults
+from torchtitan_ext.models.hf_config import HfConfig, ModelFolderError, read_hf_config
 from torchtitan_ext.models.specs import check_expert_shards, model_spec_from_hf
 
 Shapes = dict[str, tuple[int, ...]]
@@ -23,8 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 class MetaModel:
     """Shapes of a model."""
 
-    config: dict[str, Any]
-    """Contents of config.json, with what it may leave out."""
+    config: HfConfig
 
     parameters: Shapes
     """By torchtitan's names, tied ones once."""
@@ -36,22 +33,15 @@ class MetaModel:
 def build_meta_model(
     folder: str | Path, *, replicate: int, shard: int, tensor: int, expert: int
 ) -> MetaModel:
-    """Build the model and check the degrees of parallelism against its experts.
+    """Build the model of a config.json and check the degrees of parallelism against its experts.
 
-    Args:
-        folder: holds config.json; weights are not read.
-        replicate: copies of the sharded model.
-        shard: ranks that share the parameters.
-        tensor: ranks that share each matrix.
-        expert: ranks over which experts are spread.
+    `replicate` counts copies of the sharded model, `shard` the ranks that share its parameters,
+    `tensor` those that share each matrix, `expert` those over which experts are spread.
 
     Raises:
         ModelFolderError: one line that names the folder and the key.
     """
     spec = model_spec_from_hf(folder)
-    config = read_hf_config(folder)
-    if config["model_type"] == "llama":
-        config = with_llama_defaults(config, folder)
     with torch.device("meta"):
         model = spec.model.build()
     dims = ParallelDims(
@@ -68,9 +58,9 @@ def build_meta_model(
     assert spec.state_dict_adapter is not None
     hf = spec.state_dict_adapter(spec.model, None).to_hf(model.state_dict())
     return MetaModel(
-        config=config,
-        parameters={name: tuple(one.shape) for name, one in model.named_parameters()},
-        hf_shapes={name: tuple(one.shape) for name, one in hf.items()},
+        config=read_hf_config(folder),
+        parameters={name: tuple(tensor.shape) for name, tensor in model.named_parameters()},
+        hf_shapes={name: tuple(tensor.shape) for name, tensor in hf.items()},
     )
 
 
