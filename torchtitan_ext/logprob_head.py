@@ -14,15 +14,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common.linear import Linear
 
-FLOAT32_BYTES = 4
-
 MAX_CHUNK_TOKENS = 2048
 """With a small vocabulary a chunk ends here: logits that fit into the cache are faster to read."""
 
 
 def chunk_tokens(vocab_size: int, chunk_mib: int) -> int:
     """Tokens per chunk, >= 1, so that a [C, V] float32 tensor takes at most `chunk_mib` MiB."""
-    return max(1, min(MAX_CHUNK_TOKENS, chunk_mib * 2**20 // (FLOAT32_BYTES * vocab_size)))
+    return max(1, min(MAX_CHUNK_TOKENS, chunk_mib * 2**20 // (4 * vocab_size)))
 
 
 def _chunk_logprobs(hidden_CD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
@@ -113,8 +111,6 @@ def chunked_logprobs(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be > 0, got {temperature}")
-    if chunk < 1:
-        raise ValueError(f"chunk must be >= 1, got {chunk}")
     return _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk, with_entropy)
 
 
@@ -122,7 +118,7 @@ class LogprobHead(Linear):
     """The output projection of a policy model: hidden states and targets in, log-probs out.
 
     Holds the same parameter under the same name as the `Linear` it stands for, so checkpoints and
-    Hugging Face names do not change, and FSDP's hooks see an ordinary forward.
+    Hugging Face names do not change.
     """
 
     @dataclass(kw_only=True, slots=True)

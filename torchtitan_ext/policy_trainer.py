@@ -6,8 +6,9 @@ without gradient (`score`), and weights come out under Hugging Face names (`hf_p
 Gradients are summed over ranks, not averaged, so a loss must be divided by global counts.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,11 +36,6 @@ TokenLoss = Callable[[int, Tensor, Tensor], Tensor]
 def _with_own_storage(tensor: Tensor) -> Tensor:
     """A copy of a view into something larger: who keeps one expert shall not keep the layer."""
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
-
-
-def _full(tensor: DTensor) -> Tensor:
-    """The whole of a sharded tensor; with a single rank nothing has to be gathered."""
-    return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
 
 
 class PolicyTrainer(Trainer):
@@ -97,32 +93,27 @@ class PolicyTrainer(Trainer):
 
     def _inputs(self, row: Row) -> dict[str, Any]:
         """Keywords of `ScoringDecoder.forward`."""
-        batch = {
-            "input": row.tokens[None].to(self.device),
-            "positions": row.positions[None].to(self.device),
+        positions = row.positions[None].to(self.device)
+        return {
+            "tokens": row.tokens[None].to(self.device),
+            "positions": positions,
+            "attention_masks": self.model.get_attention_masks(positions),
+            "targets": row.targets[None].to(self.device),
         }
-        targets = row.targets[None].to(self.device)
-        tokens, targets, context = self.post_dataloading_process(batch, targets)
-        return {"tokens": tokens, "targets": targets, **context}
 
     def forward_backward(
         self, rows: Sequence[Row], token_loss: TokenLoss, *, temperature: float = 1.0
     ) -> Tensor:
         """Run forward and backward over the rows; gradients add up until `optimizer_step`.
 
-        Args:
-            rows: this rank's; every data rank must pass the same number. Tokens of rows with
-                routing go to its experts.
-            token_loss: gives the loss of one row from its log-probs and entropy.
-            temperature: > 0; as in the rollout engine.
+        Tokens of rows with routing go to its experts. Every data rank must pass the same number of
+        rows. Collective: FSDP gathers and reduces per row.
 
         Returns:
             Scalar float32: this rank's share of the loss, summed over rows.
 
         Raises:
             RoutingReplayError: if the routing of a row does not fit it or the model.
-
-        Collective: FSDP gathers and reduces per row.
         """
         total = torch.zeros((), device=self.device)
         for index, row in enumerate(rows):
@@ -132,6 +123,7 @@ class PolicyTrainer(Trainer):
                 loss = token_loss(index, logprobs, entropy)
                 loss.backward()
             total += loss.detach()
+            self.ntokens_seen += row.tokens.numel()
         return total
 
     def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
@@ -153,7 +145,7 @@ class PolicyTrainer(Trainer):
             pp_mesh=None,
             ep_enabled=self.parallel_dims.ep_enabled,
         ).item()
-        if not torch.isfinite(torch.tensor(grad_norm)):
+        if not math.isfinite(grad_norm):
             raise FloatingPointError(
                 f"gradient norm is {grad_norm} at step {self.step + 1}; lower training.lr or look "
                 "at the loss inputs of this step"
@@ -161,11 +153,10 @@ class PolicyTrainer(Trainer):
         self.checkpointer.maybe_wait_for_staging()
         self.optimizers.step()
         self.optimizers.zero_grad()
-        if not is_last:
-            return grad_norm, learning_rate
-        self.lr_schedulers.step()
-        self.step += 1
-        self.gc_handler.run(self.step)
+        if is_last:
+            self.lr_schedulers.step()
+            self.step += 1
+            self.gc_handler.run(self.step)
         return grad_norm, learning_rate
 
     def score(self, rows: Sequence[Row], *, temperature: float = 1.0) -> list[Tensor]:
@@ -182,21 +173,16 @@ class PolicyTrainer(Trainer):
         has_routing = any(row.routed_experts is not None for row in rows)
         if has_routing or len(rows) < 2 or self.rows_at_once < 2:
             return self._scored(rows, temperature, watched=False)[0]
-        with self._uncounted():
-            inputs = [self._inputs(row) for row in rows]
+        inputs = [self._inputs(row) for row in rows]
         return self._row_threads.score(inputs, temperature=temperature)
 
     def score_and_route(
         self, rows: Sequence[Row], *, temperature: float = 1.0
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """`score`, and which experts the routers choose by themselves, for a later replay.
+        """`score`, and [T, L, K] int16 experts that the routers choose by themselves, per row.
 
-        Returns:
-            (one [T] float32 tensor of nats per row, one [T, L, K] int16 tensor per row), on the
-            CPU; 0 in layers without a router.
-
-        Raises:
-            RoutingReplayError: as `score`, and if the model has no routers.
+        On the CPU, for a later replay; 0 in layers without a router. RoutingReplayError also for a
+        model without routers.
         """
         return self._scored(rows, temperature, watched=True)
 
@@ -206,22 +192,13 @@ class PolicyTrainer(Trainer):
     ) -> tuple[list[Tensor], list[Tensor]]:
         scores, routing = [], []
         for row in rows:
-            with self.train_context(), self._replayed(row, watched=watched), self._uncounted():
+            with self.train_context(), self._replayed(row, watched=watched):
                 inputs = self._inputs(row)
                 logprobs, _ = self.model(**inputs, temperature=temperature, with_entropy=False)
                 scores.append(logprobs.cpu())
                 if watched:
                     routing.append(self._routing.own_choice())
         return scores, routing
-
-    @contextmanager
-    def _uncounted(self) -> Iterator[None]:
-        """Leaves the count of trained tokens alone, which torchtitan raises with every row."""
-        num_trained = self.ntokens_seen
-        try:
-            yield
-        finally:
-            self.ntokens_seen = num_trained
 
     def _replayed(self, row: Row, *, watched: bool) -> AbstractContextManager[None]:
         return self._routing.replayed(row.routed_experts, row.tokens.numel(), watched=watched)
@@ -246,7 +223,10 @@ class PolicyTrainer(Trainer):
         assert spec is not None and spec.state_dict_adapter is not None
         adapter = spec.state_dict_adapter(self.model_config, None)
         for name, value in self.model.state_dict().items():
-            full = _full(value) if isinstance(value, DTensor) else value
+            full = value
+            if isinstance(value, DTensor):  # With a single rank nothing has to be gathered.
+                is_whole = value.device_mesh.size() == 1
+                full = value.to_local() if is_whole else value.full_tensor()
             # Given a DTensor the adapter would name the experts of this rank only.
             parts = adapter.to_hf({name: full})
             del full

@@ -5,8 +5,7 @@ parameters and the policy's own copied back afterwards, bit for bit. That costs 
 rank's shards in memory and a few copies of time, and nothing at all where no reference is made.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,16 +32,10 @@ class ReferencePolicy:
     @torch.no_grad()
     def score(self, rows: Sequence[Row], *, temperature: float) -> list[Tensor]:
         """Log-probs under the reference, as `PolicyTrainer.score`. Collective."""
-        with self._swapped():
-            return self._policy.score(rows, temperature=temperature)
-
-    @contextmanager
-    def _swapped(self) -> Iterator[None]:
-        """The reference's weights inside, the policy's own again after."""
         own = _copies(_shards(self._policy.model))
         self._put(self._weights)
         try:
-            yield
+            return self._policy.score(rows, temperature=temperature)
         finally:
             self._put(own)
 

@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.metrics import MetricsProcessor
@@ -15,7 +15,6 @@ from torchtitan.config.configs import (
     TrainingConfig,
 )
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.models.common.decoder import Decoder
 from torchtitan.tools import utils
 
 from torchtitan_ext.cpu.modules import use_cpu_modules
@@ -68,28 +67,6 @@ class TrainerSettings:
     """A rank that waits longer for the others fails."""
 
 
-def _lr_scheduler(settings: TrainerSettings) -> LRSchedulersContainer.Config:
-    if settings.lr_decay == "constant":
-        return LRSchedulersContainer.Config(warmup_steps=settings.warmup_steps, decay_ratio=0.0)
-    return LRSchedulersContainer.Config(
-        warmup_steps=settings.warmup_steps, decay_type=settings.lr_decay
-    )
-
-
-def _optimizer(settings: TrainerSettings) -> OptimizersContainer.Config:
-    group = ParamGroupConfig(
-        pattern=".*",
-        optimizer_name="AdamW",
-        optimizer_kwargs={
-            "lr": settings.lr,
-            "weight_decay": settings.weight_decay,
-            "betas": settings.betas,
-            "eps": settings.eps,
-        },
-    )
-    return OptimizersContainer.Config(param_groups=[group], implementation="fused")
-
-
 def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
     """Build the sharded trainer, at step 0; its checkpointer reads the weights. Collective.
 
@@ -109,15 +86,27 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
     warnings.filterwarnings("ignore", message="To get the last learning rate")
     spec = model_spec_from_hf(settings.model_folder, chunk_mib=settings.logprob_chunk_mib)
     if utils.device_type == "cpu":
-        assert isinstance(spec.model, Decoder.Config)
         use_cpu_modules(spec.model)
+    adamw = ParamGroupConfig(
+        pattern=".*",
+        optimizer_name="AdamW",
+        optimizer_kwargs={
+            "lr": settings.lr,
+            "weight_decay": settings.weight_decay,
+            "betas": settings.betas,
+            "eps": settings.eps,
+        },
+    )
+    decay: dict[str, Any] = {"decay_type": settings.lr_decay}
+    if settings.lr_decay == "constant":
+        decay = {"decay_ratio": 0.0}
     activation_checkpoint = _ACTIVATION_CHECKPOINT[settings.activation_checkpoint]
     config = PolicyTrainer.Config(
         model_spec=spec,
         hf_assets_path=settings.model_folder,
         dump_folder=settings.run_folder,
-        optimizer=_optimizer(settings),
-        lr_scheduler=_lr_scheduler(settings),
+        optimizer=OptimizersContainer.Config(param_groups=[adamw], implementation="fused"),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=settings.warmup_steps, **decay),
         training=TrainingConfig(
             seq_len=settings.max_sequence_tokens,
             steps=settings.steps,

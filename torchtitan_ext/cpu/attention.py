@@ -61,7 +61,7 @@ class PackedSDPA(Module):
             attention_masks: document boundaries over the flattened B * L tokens.
             scale: multiplier of the scores; 1 / sqrt(H) where None.
             enable_gqa: N is a multiple of Nkv.
-            kwargs: other arguments of `VarlenAttention.forward`; refused.
+            kwargs: what else `VarlenAttention.forward` takes; refused.
 
         Returns:
             [B, L, N, H], dtype of q.
@@ -71,12 +71,12 @@ class PackedSDPA(Module):
             raise ValueError(f"PackedSDPA does not support {unsupported}")
         batch, length, num_heads, _ = q_BLNH.shape
         q, k, v = (t.reshape(batch * length, -1, t.shape[-1]) for t in (q_BLNH, k_BLNH, v_BLNH))
-        plan = _plan_of(attention_masks, batch * length)
+        groups, inverse = _plan_of(attention_masks, batch * length)
         outputs = [
             _attend(q[index], k[index], v[index], scale, enable_gqa).flatten(0, 1)
-            for index in plan.groups
+            for index in groups
         ]
-        packed = torch.cat(outputs, dim=0)[plan.inverse]
+        packed = torch.cat(outputs, dim=0)[inverse]
         return packed.view(batch, length, num_heads, v.shape[-1])
 
 
@@ -93,35 +93,30 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, enable_gqa: bo
     return out.transpose(1, 2)
 
 
-@dataclass(slots=True)
-class _Plan:
-    """Gather indices of one packed row, shared by all layers of a forward pass."""
-
-    groups: list[Tensor]
-    """[documents, longest] places in the row; padding repeats a document's last token."""
-
-    inverse: Tensor
-    """[T] place of each token among the groups laid end to end."""
-
-
+_Plan = tuple[list[Tensor], Tensor]
 _last_plan: tuple[Tensor, _Plan] | None = None
+"""Bounds and plan of the last row; the layers of a forward pass share it."""
 
 
 def _plan_of(metadata: VarlenMetadata, num_tokens: int) -> _Plan:
+    """How to gather documents and to lay them out again.
+
+    Returns:
+        (for each group [documents, longest] places in the row, where padding repeats a document's
+        last token; [T] place of each token among the groups laid end to end).
+    """
     global _last_plan
     if _last_plan is not None and _last_plan[0] is metadata.cu_seq_q:
         return _last_plan[1]
-    starts = metadata.cu_seq_q[:-1].long()
-    lengths = metadata.cu_seq_q.diff().long()
-    plan = _Plan(groups=[], inverse=torch.empty(num_tokens, dtype=torch.int64))
-    offset = 0
+    starts, lengths = metadata.cu_seq_q[:-1].long(), metadata.cu_seq_q.diff().long()
+    groups, inverse, offset = [], torch.empty(num_tokens, dtype=torch.int64), 0
     for members in bucket_documents(lengths.tolist()):
         start, size = starts[members, None], lengths[members, None]
         column = torch.arange(int(size.max()))
         index = start + torch.minimum(column, size - 1)
         is_real = column < size
-        plan.inverse[index[is_real]] = offset + is_real.flatten().nonzero().squeeze(1)
-        plan.groups.append(index)
+        inverse[index[is_real]] = offset + is_real.flatten().nonzero().squeeze(1)
+        groups.append(index)
         offset += index.numel()
-    _last_plan = (metadata.cu_seq_q, plan)
-    return plan
+    _last_plan = (metadata.cu_seq_q, (groups, inverse))
+    return groups, inverse

@@ -4,9 +4,10 @@ from typing import Any
 
 from torchtitan.config.override import derive
 from torchtitan.models.common.attention import VarlenAttention
-from torchtitan.models.common.decoder import Decoder, TransformerBlock
+from torchtitan.models.common.decoder import TransformerBlock
 from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.protocols.model import BaseModel
 
 from torchtitan_ext.cpu.attention import PackedSDPA
 from torchtitan_ext.cpu.experts import Float32Experts
@@ -21,7 +22,7 @@ _MODULES: dict[type, type] = {
 }
 
 
-def use_cpu_modules(model: Decoder.Config) -> None:
+def use_cpu_modules(model: BaseModel.Config) -> None:
     """Replace settings in place, each by those of the CPU's module; names of weights stay.
 
     torchtitan's own `@override` does not reach a block that holds something else to override.

@@ -2,11 +2,9 @@
 
 Threads inside of operations wait for one another at the end of each of them, hundreds of times in a
 pass, and share what lies in their caches; a thread that has a row to itself does neither. Rows give
-the same numbers in whatever order and thread. Only for one rank that holds all weights, and only
-for blocks that keep no state.
+the same numbers in whatever order and thread. For one rank, and blocks that keep no state.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -38,7 +36,6 @@ class RowThreads:
                 for block in model.layers.values()
             )
         )
-        self._pool = ThreadPoolExecutor(MAX_ROWS_AT_ONCE - 1, "score")  # starts none yet
 
     @property
     def rows_at_once(self) -> int:
@@ -50,32 +47,20 @@ class RowThreads:
 
         `rows` are keywords of `ScoringDecoder.forward`; the longest are begun first.
         """
-        order = sorted(range(len(rows)), key=lambda i: -rows[i]["tokens"].numel())
-        queue, lock = iter(order), threading.Lock()
-        scores: dict[int, Tensor] = {}
-
-        def work() -> None:
-            while True:
-                with lock:
-                    index = next(queue, None)
-                if index is None:
-                    return
-                scores[index] = _score_row(self._model, rows[index], temperature)
-
-        num_rows = self.rows_at_once
-        with _threads_per_operation(torch.get_num_threads() // num_rows) as num_threads:
-
-            def help_with_work() -> None:
-                torch._C.set_num_threads(num_threads)  # a setting of each thread
-                work()
-
-            with _gathered_weights(self._model):
-                helpers = [self._pool.submit(help_with_work) for _ in range(num_rows - 1)]
-                try:
-                    work()
-                finally:
-                    for helper in helpers:
-                        helper.result()
+        num_threads, num_rows = torch.get_num_threads(), self.rows_at_once
+        longest_first = sorted(range(len(rows)), key=lambda i: -rows[i]["tokens"].numel())
+        # Of each thread, and the default of new ones; vLLM makes torch's public name a no-op.
+        set_threads = torch._C.set_num_threads
+        pool = ThreadPoolExecutor(num_rows, "score", set_threads, (num_threads // num_rows,))
+        try:
+            with _gathered_weights(self._model), pool:
+                futures = {
+                    index: pool.submit(_score_row, self._model, rows[index], temperature)
+                    for index in longest_first
+                }
+        finally:
+            set_threads(num_threads)
+        scores = {index: future.result() for index, future in futures.items()}
         return [scores[index] for index in range(len(rows))]
 
 
@@ -100,14 +85,3 @@ def _gathered_weights(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in shards:
             module.reshard()
-
-
-@contextmanager
-def _threads_per_operation(num_threads: int) -> Iterator[int]:
-    """Yields the number. vLLM replaces `torch.set_num_threads` by a no-op."""
-    before = torch.get_num_threads()
-    torch._C.set_num_threads(num_threads)
-    try:
-        yield num_threads
-    finally:
-        torch._C.set_num_threads(before)

@@ -54,10 +54,9 @@ class ScoringBlock(Qwen3TransformerBlock):
             ValueError: if a document is longer than the rotary table.
         """
         attention = self.attention
-        weights = (self.attention_norm.weight, attention.wo.weight)
         if (
             positions is None
-            or not can_use_kernels(x, *weights)
+            or not can_use_kernels(x, self.attention_norm.weight, attention.wo.weight)
             or not attends_heads_of(attention.head_dim)
         ):
             return super().forward(x, attention_masks, positions)

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch.nn as nn
 from torch import Tensor
-from torchtitan.models.common import Embedding
-from torchtitan.models.common.attention import AttentionMasksType
+from torchtitan.models.common import CosSinRoPE, Embedding
+from torchtitan.models.common.attention import AttentionMasksType, VarlenAttention
+from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
@@ -65,10 +66,7 @@ def linear_init(config: HfConfig) -> Init:
 
 
 def outer_parts(config: HfConfig, chunk_mib: int) -> dict[str, Any]:
-    """Sizes, last norm, embedding and head, as keywords of `Decoder.Config`.
-
-    `chunk_mib` is what one chunk of float32 logits may take in the log-prob head.
-    """
+    """Sizes, last norm, embedding and head, as keywords of `Decoder.Config`."""
     vocab_size, dim = config.vocab_size, config.hidden_size
     tied = config.tie_word_embeddings
     init = linear_init(config)
@@ -84,5 +82,32 @@ def outer_parts(config: HfConfig, chunk_mib: int) -> dict[str, Any]:
         ),
         "lm_head": LogprobHead.Config(
             in_features=dim, out_features=vocab_size, param_init=init, chunk_mib=chunk_mib
+        ),
+    }
+
+
+def layer_parts(
+    config: HfConfig, rope: type[CosSinRoPE.Config], *, has_qk_norm: bool
+) -> dict[str, Any]:
+    """Norms, attention and feed-forward part of a dense layer, as keywords of its `Config`."""
+    dim, init = config.hidden_size, linear_init(config)
+    return {
+        "attention_norm": norm_config(config, dim),
+        "ffn_norm": norm_config(config, dim),
+        "attention": make_gqa_config(
+            dim=dim,
+            n_heads=config.num_attention_heads,
+            n_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            wqkv_param_init=init,
+            wo_param_init=init,
+            inner_attention=VarlenAttention.Config(),
+            rope=rope(
+                dim=config.head_dim, max_seq_len=config.max_position_embeddings, **config.rope
+            ),
+            qk_norm=norm_config(config, config.head_dim) if has_qk_norm else None,
+        ),
+        "feed_forward": make_ffn_config(
+            dim=dim, hidden_dim=config.intermediate_size, w1_param_init=init, w2w3_param_init=init
         ),
     }

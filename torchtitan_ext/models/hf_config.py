@@ -5,7 +5,7 @@ Knows the keys of Llama and of dense and mixture-of-experts Qwen3.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,6 @@ _LARGEST = {
 _LARGEST_WIDTH = 2**19
 """Of every other size: experts x width x width in float32 still have a number of bytes."""
 
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
 _NOT_SUPPORTED = {
     "attention_bias": "attention biases",
     "use_sliding_window": "sliding windows",
@@ -41,18 +31,10 @@ _NOT_SUPPORTED = {
 _LLAMA_THETA = 10000.0
 """Base of a Llama folder that names none, as those of Llama 2; transformers and vLLM take it."""
 
-_LLAMA3_ROPE = {
-    "factor": "scaling_factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_max_position_embeddings",
-}
-"""Keys of a llama3 scaling in config.json, and torchtitan's names for them."""
+_LLAMA3_FACTORS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 _CURE = "restore the config.json that the model came with"
 _ANOTHER = "use another model"
-_LONGEST_VALUE = 60
-"""Characters of a value that are shown."""
 
 
 class ModelFolderError(ValueError):
@@ -64,14 +46,8 @@ class ExpertConfig:
     """The mixture-of-experts part of a config.json."""
 
     num_experts: int
-    """Of one layer."""
-
     top_k: int
-    """Experts that compute one token."""
-
     hidden_size: int
-    """Inner width of one expert."""
-
     norm_topk: bool
     """Whether the weights of a token's experts are divided by their sum."""
 
@@ -95,7 +71,6 @@ class HfConfig:
     rms_norm_eps: float
     initializer_range: float
     tie_word_embeddings: bool
-
     rope: dict[str, Any]
     """Keywords of torchtitan's `RoPE.Config`: theta, and the numbers of a scaling."""
 
@@ -103,8 +78,11 @@ class HfConfig:
     """None for a dense model."""
 
 
+_SIZES = [field.name for field in fields(HfConfig) if field.type is int]
+
+
 def read_hf_config(folder: str | Path) -> HfConfig:
-    """Read and check `config.json` of a Hugging Face model folder.
+    """Read and check the config.json of a Hugging Face model folder.
 
     Raises:
         ModelFolderError: one line that names the folder, the key and the cure.
@@ -171,7 +149,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
 def _shown(value: object) -> str:
     """A value for a message: on one line, shortened."""
     text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 4]} ..."
+    return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +161,6 @@ class _Values:
 
     def get(self, key: str, default: object = None) -> Any:
         return self.given.get(key, default)
-
-    def having(self, **values: Any) -> "_Values":
-        return _Values(self.folder, self.given | values)
 
     def error(self, what: str, cure: str = _CURE) -> ModelFolderError:
         return ModelFolderError(f"'{self.folder}': config.json: {what}; {cure}")
@@ -245,7 +220,8 @@ def _with_llama_sizes(values: _Values) -> _Values:
             f"hidden_size {width} is not a multiple of num_attention_heads {num_heads}"
         )
     known = {"num_key_value_heads": num_heads, "head_dim": width // num_heads}
-    return values.having(**{key: size for key, size in known.items() if values.get(key) is None})
+    absent = {key: size for key, size in known.items() if values.get(key) is None}
+    return _Values(values.folder, values.given | absent)
 
 
 def _rope(values: _Values, model_type: str) -> dict[str, Any]:
@@ -272,11 +248,12 @@ def _rope(values: _Values, model_type: str) -> dict[str, Any]:
     theta = (rope if "rope_theta" in found else values).number("rope_theta", default=default)
     if kind == "default":
         return {"theta": theta}
-    scaling = {name: rope.number(key) for key, name in _LLAMA3_ROPE.items()}
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    factor = rope.number("factor")
+    low, high, original = (rope.number(key) for key in _LLAMA3_FACTORS)
     if high <= low:
         raise values.error(f"high_freq_factor {high} must be above low_freq_factor {low}")
-    return {"theta": theta, "scaling": "llama", **scaling}
+    factors = dict(zip(_LLAMA3_FACTORS, (low, high, original), strict=True))
+    return {"theta": theta, "scaling": "llama", "scaling_factor": factor, **factors}
 
 
 def _experts(values: _Values) -> ExpertConfig:

@@ -13,18 +13,10 @@ import torch
 from torch import Tensor
 from torchtitan.config.override import derive
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE
-from torchtitan.models.common.attention import VarlenAttention
-from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 
-from torchtitan_ext.models.decoder import (
-    Init,
-    ScoringDecoder,
-    linear_init,
-    norm_config,
-    outer_parts,
-)
+from torchtitan_ext.models.decoder import ScoringDecoder, layer_parts, outer_parts
 from torchtitan_ext.models.hf_config import HfConfig
 
 
@@ -63,38 +55,13 @@ class LlamaStateDictAdapter(Llama3StateDictAdapter):
 
 
 def llama_config(config: HfConfig, chunk_mib: int) -> PolicyLlama.Config:
-    """Settings of the model.
-
-    `chunk_mib` is what one chunk of float32 logits may take in the log-prob head.
-    """
-    init = linear_init(config)
+    """Settings of the model; see `model_spec_from_hf`."""
     return PolicyLlama.Config(
         **outer_parts(config, chunk_mib),
-        layers=[_layer(config, init) for _ in range(config.num_hidden_layers)],
-    )
-
-
-def _layer(config: HfConfig, init: Init) -> Llama3TransformerBlock.Config:
-    dim = config.hidden_size
-    return Llama3TransformerBlock.Config(
-        attention_norm=norm_config(config, dim),
-        ffn_norm=norm_config(config, dim),
-        attention=make_gqa_config(
-            dim=dim,
-            n_heads=config.num_attention_heads,
-            n_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            wqkv_param_init=init,
-            wo_param_init=init,
-            inner_attention=VarlenAttention.Config(),
-            rope=HalfRotationRoPE.Config(
-                dim=config.head_dim, max_seq_len=config.max_position_embeddings, **config.rope
-            ),
-        ),
-        feed_forward=make_ffn_config(
-            dim=dim,
-            hidden_dim=config.intermediate_size,
-            w1_param_init=init,
-            w2w3_param_init=init,
-        ),
+        layers=[
+            Llama3TransformerBlock.Config(
+                **layer_parts(config, HalfRotationRoPE.Config, has_qk_norm=False)
+            )
+            for _ in range(config.num_hidden_layers)
+        ],
     )

@@ -1,14 +1,13 @@
 """A model without weights: its parameters' shapes, its names in a folder, and what a folder holds.
 
-Built on the meta device, in seconds whatever its size; no rank is started.
+Built on the meta device, in seconds whatever its size.
 """
 
-import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torchtitan.distributed import ParallelDims
 
 from torchtitan_ext.models.hf_config import HfConfig, ModelFolderError, read_hf_config
@@ -22,7 +21,6 @@ class MetaModel:
     """Shapes of a model."""
 
     config: HfConfig
-
     parameters: Shapes
     """By torchtitan's names, tied ones once."""
 
@@ -35,8 +33,8 @@ def build_meta_model(
 ) -> MetaModel:
     """Build the model of a config.json and check the degrees of parallelism against its experts.
 
-    `replicate` counts copies of the sharded model, `shard` the ranks that share its parameters,
-    `tensor` those that share each matrix, `expert` those over which experts are spread.
+    `replicate` counts copies of the sharded model; the others are ranks that share its parameters,
+    each matrix, and a layer's experts.
 
     Raises:
         ModelFolderError: one line that names the folder and the key.
@@ -59,36 +57,29 @@ def build_meta_model(
     hf = spec.state_dict_adapter(spec.model, None).to_hf(model.state_dict())
     return MetaModel(
         config=read_hf_config(folder),
-        parameters={name: tuple(tensor.shape) for name, tensor in model.named_parameters()},
-        hf_shapes={name: tuple(tensor.shape) for name, tensor in hf.items()},
+        parameters={name: tuple(weight.shape) for name, weight in model.named_parameters()},
+        hf_shapes={name: tuple(weight.shape) for name, weight in hf.items()},
     )
 
 
 def stored_shapes(folder: str | Path) -> Shapes:
     """Shapes by name from the headers of a folder's safetensors files; empty where there are none.
 
-    Raises:
-        ModelFolderError: if a file is not in that format.
+    Raises ModelFolderError for a file that is broken.
     """
     shapes: Shapes = {}
     for file in sorted(Path(folder).glob("*.safetensors")):
         try:
-            with file.open("rb") as stream:
-                (size,) = struct.unpack("<Q", stream.read(8))
-                header = json.loads(stream.read(min(size, file.stat().st_size)))
-            header.pop("__metadata__", None)
-            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items()}
-        except (struct.error, ValueError, AttributeError, TypeError, KeyError):
+            with safe_open(file, framework="pt") as tensors:
+                names = list(tensors.keys())
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
+        except SafetensorError:
             raise ModelFolderError(f"{file} is not a safetensors file; copy it again") from None
     return shapes
 
 
 def check_stored(folder: object, wanted: Shapes, stored: Shapes) -> None:
-    """Compare names and shapes of a folder's weights with the model that its config.json describes.
-
-    Raises:
-        ModelFolderError: one line with the first difference and the number of others.
-    """
+    """Refuse weights whose names or shapes are not those that the config.json describes."""
     bad = [f"{name} is missing" for name in sorted(wanted.keys() - stored.keys())]
     bad += [
         f"{name} has shape {list(stored[name])}, config.json means {list(shape)}"

@@ -4,10 +4,7 @@ from dataclasses import dataclass
 
 from torchtitan.config.override import derive
 from torchtitan.models.common import CosSinRoPE
-from torchtitan.models.common.attention import VarlenAttention
 from torchtitan.models.common.config_utils import (
-    make_ffn_config,
-    make_gqa_config,
     make_moe_config,
     make_routed_experts_config,
     make_router_config,
@@ -16,10 +13,9 @@ from torchtitan.models.common.moe import MoE
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 
 from torchtitan_ext.models.decoder import (
-    Init,
     ScoringDecoder,
+    layer_parts,
     linear_init,
-    norm_config,
     outer_parts,
 )
 from torchtitan_ext.models.hf_config import ExpertConfig, HfConfig
@@ -35,53 +31,23 @@ class PolicyQwen3(ScoringDecoder, Qwen3Model):
 
 
 def qwen3_config(config: HfConfig, chunk_mib: int) -> PolicyQwen3.Config:
-    """Settings of the model; layers with and without experts differ in the feed-forward part.
-
-    `chunk_mib` is what one chunk of float32 logits may take in the log-prob head.
-    """
-    experts, init = config.experts, linear_init(config)
+    """Settings of the model; see `model_spec_from_hf`."""
     return PolicyQwen3.Config(
         **outer_parts(config, chunk_mib),
-        layers=[
-            _layer(config, init, experts if experts and i in experts.layers else None)
-            for i in range(config.num_hidden_layers)
-        ],
+        layers=[_layer(config, index) for index in range(config.num_hidden_layers)],
     )
 
 
-def _layer(
-    config: HfConfig, init: Init, experts: ExpertConfig | None
-) -> Qwen3TransformerBlock.Config:
-    dim, head_dim = config.hidden_size, config.head_dim
-    dense = make_ffn_config(
-        dim=dim,
-        hidden_dim=config.intermediate_size,
-        w1_param_init=init,
-        w2w3_param_init=init,
-    )
-    return Qwen3TransformerBlock.Config(
-        attention_norm=norm_config(config, dim),
-        ffn_norm=norm_config(config, dim),
-        attention=make_gqa_config(
-            dim=dim,
-            n_heads=config.num_attention_heads,
-            n_kv_heads=config.num_key_value_heads,
-            head_dim=head_dim,
-            wqkv_param_init=init,
-            wo_param_init=init,
-            inner_attention=VarlenAttention.Config(),
-            rope=CosSinRoPE.Config(
-                dim=head_dim, max_seq_len=config.max_position_embeddings, **config.rope
-            ),
-            qk_norm=norm_config(config, head_dim),
-        ),
-        feed_forward=None if experts else dense,
-        moe=_moe(dim, experts, init) if experts else None,
-    )
+def _layer(config: HfConfig, index: int) -> Qwen3TransformerBlock.Config:
+    parts = layer_parts(config, CosSinRoPE.Config, has_qk_norm=True)
+    if config.experts and index in config.experts.layers:
+        parts |= {"feed_forward": None, "moe": _moe(config, config.experts)}
+    return Qwen3TransformerBlock.Config(**parts)
 
 
-def _moe(dim: int, experts: ExpertConfig, init: Init) -> MoE.Config:
+def _moe(config: HfConfig, experts: ExpertConfig) -> MoE.Config:
     """Softmax scores, no bias that balances the load and no shared experts, as Qwen3 has it."""
+    dim, init = config.hidden_size, linear_init(config)
     router = make_router_config(
         dim=dim,
         num_experts=experts.num_experts,

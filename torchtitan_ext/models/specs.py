@@ -27,9 +27,7 @@ from torchtitan_ext.models.qwen3 import qwen3_config
 def model_spec_from_hf(folder: str | Path, *, chunk_mib: int = 64) -> ModelSpec:
     """The spec of the model in a Hugging Face folder, from its config.json; on no device yet.
 
-    Args:
-        folder: its weights are not read.
-        chunk_mib: what one chunk of float32 logits may take in the log-prob head.
+    One chunk of float32 logits may take `chunk_mib` in the log-prob head.
 
     Raises:
         ModelFolderError: one line that names the folder, the key and the cure.
