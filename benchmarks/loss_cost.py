@@ -77,17 +77,7 @@ def base_trainer(base: str, scratch: str) -> Any:
         steps=1000,
         max_sequence_tokens=LONGEST + 32,
         lr=0.0,
-        weight_decay=0.0,
-        beta1=0.9,
-        beta2=0.95,
-        eps=1e-8,
-        warmup_steps=0,
-        lr_decay="constant",
-        max_grad_norm=1.0,
-        dtype="float32",
-        logprob_chunk_mib=64,
-        activation_checkpoint="none",
-        seed=0,
+        betas=(0.9, 0.95),
     )
     trainer = build_policy_trainer(settings)
     trainer.checkpointer.load()

@@ -56,7 +56,7 @@ from rollverify.verification.stage import Verification
 from rollverify.verification.switching import Switching
 from rollverify.verification.window import AcceptanceWindow
 from torchtitan_ext.hf_folder import write_hf_folder
-from torchtitan_ext.models.specs import ModelFolderError
+from torchtitan_ext.models.hf_config import ModelFolderError
 from torchtitan_ext.packed_rows import PackedRow
 from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.process_group import init_process_group
@@ -318,8 +318,7 @@ def _policy_trainer(
         model_folder=str(model.path.resolve()),
         run_folder=str(folder),
         max_sequence_tokens=config.rollout.max_sequence_tokens,
-        beta1=training.beta1,
-        beta2=training.beta2,
+        betas=(training.beta1, training.beta2),
         seed=config.run.seed,
         collective_timeout_s=int(COLLECTIVE_TIMEOUT_S),
         **training.model_dump(exclude={"beta1", "beta2", "minibatches", "micro_batch_tokens"}),

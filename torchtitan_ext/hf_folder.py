@@ -1,7 +1,7 @@
 """Writes a model as a Hugging Face folder that transformers and vLLM load.
 
 Weights are streamed into safetensors shards of bounded size; the folder appears under its name only
-when it is complete. Reading is left to torchtitan's checkpointer.
+when it is complete.
 """
 
 import json
@@ -39,18 +39,14 @@ def write_hf_folder(
 ) -> None:
     """Write weights, and config and tokenizer files of the model they came from.
 
+    Collective where `parameters` gathers over ranks.
+
     Args:
-        folder: target; an existing one is replaced at the end, in one rename.
+        folder: an existing one is replaced at the end, in one rename; an error leaves it alone.
         parameters: (Hugging Face name, full tensor); exhausted on every rank.
         source: folder whose config and tokenizer files are copied.
         is_writer: True on one rank; the others only take part in gathering.
         shard_bytes: largest safetensors file.
-
-    Raises:
-        OSError: if the target cannot be written; nothing is left behind under its name.
-
-    Source:
-        Collective: yes, where `parameters` gathers over ranks.
     """
     if not is_writer:
         for _ in parameters:
@@ -75,48 +71,44 @@ def write_hf_folder(
 def _write_weights(
     folder: Path, parameters: Iterator[tuple[str, Tensor]], shard_bytes: int
 ) -> None:
-    """Shards are numbered as they fill up and renamed once their number is known."""
-    shards: list[list[str]] = []
-    pending: dict[str, Tensor] = {}
-    size = total = 0
-
-    def flush() -> None:
-        nonlocal pending, size
-        save_file(pending, folder / f"shard-{len(shards)}", metadata={"format": "pt"})
-        shards.append(list(pending))
-        pending, size = {}, 0
-
-    for name, tensor in parameters:
-        copy = tensor.detach().to("cpu", copy=True).contiguous()
-        num_bytes = copy.numel() * copy.element_size()
-        if pending and size + num_bytes > shard_bytes:
-            flush()
-        pending[name] = copy
-        size += num_bytes
-        total += num_bytes
-    flush()
-    if len(shards) == 1:
-        (folder / "shard-0").rename(folder / "model.safetensors")
+    """Shards get their names once their number is known."""
+    shard_of: dict[str, int] = {}
+    num_shards = total_bytes = 0
+    for num_shards, (tensors, num_bytes) in enumerate(_shards(parameters, shard_bytes), 1):
+        save_file(tensors, folder / f"shard-{num_shards}", metadata={"format": "pt"})
+        shard_of |= dict.fromkeys(tensors, num_shards)
+        total_bytes += num_bytes
+    if num_shards == 1:
+        (folder / "shard-1").rename(folder / "model.safetensors")
         return
-    weight_map = {}
-    for number, names in enumerate(shards):
-        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+    files = {n: f"model-{n:05d}-of-{num_shards:05d}.safetensors" for n in range(1, num_shards + 1)}
+    for number, file in files.items():
         (folder / f"shard-{number}").rename(folder / file)
-        weight_map |= dict.fromkeys(names, file)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    weight_map = {name: files[number] for name, number in shard_of.items()}
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True))
 
 
-def write_random_hf_folder(folder: str | Path, config: dict, *, seed: int) -> None:
-    """Write a folder with `config.json` and randomly initialised weights of that architecture.
+def _shards(
+    parameters: Iterator[tuple[str, Tensor]], shard_bytes: int
+) -> Iterator[tuple[dict[str, Tensor], int]]:
+    """Copies on the CPU of as many tensors as fit into a shard, and their bytes."""
+    tensors: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in parameters:
+        if tensors and size + tensor.nbytes > shard_bytes:
+            yield tensors, size
+            tensors, size = {}, 0
+        tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        size += tensor.nbytes
+    yield tensors, size
 
-    Args:
-        folder: target; must not exist or be empty.
-        config: contents of config.json; its `model_type` decides the architecture.
-        seed: of the initialisation.
+
+def write_random_hf_folder(folder: str | Path, config: dict, *, seed: int) -> None:
+    """Write `config.json` and weights drawn at random from `seed` into a folder that may be new.
 
     Raises:
-        ModelFolderError: if the architecture has no spec.
+        ModelFolderError: if the config is not supported.
     """
     from torchtitan_ext.models.specs import model_spec_from_hf
 
@@ -124,16 +116,13 @@ def write_random_hf_folder(folder: str | Path, config: dict, *, seed: int) -> No
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=2))
     spec = model_spec_from_hf(target)
-    state = torch.random.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = spec.model.build()
         with torch.no_grad():
             model.init_weights(buffer_device=torch.device("cpu"))
-        assert spec.state_dict_adapter is not None
-        weights = spec.state_dict_adapter(spec.model, None).to_hf(model.state_dict())
-    finally:
-        torch.random.set_rng_state(state)
+    assert spec.state_dict_adapter is not None
+    weights = spec.state_dict_adapter(spec.model, None).to_hf(model.state_dict())
     save_file(
         {name: tensor.contiguous().clone() for name, tensor in weights.items()},
         target / "model.safetensors",

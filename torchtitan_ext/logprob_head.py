@@ -14,15 +14,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common.linear import Linear
 
-FLOAT32_BYTES = 4
-
 MAX_CHUNK_TOKENS = 2048
 """With a small vocabulary a chunk ends here: logits that fit into the cache are faster to read."""
 
 
 def chunk_tokens(vocab_size: int, chunk_mib: int) -> int:
     """Tokens per chunk, >= 1, so that a [C, V] float32 tensor takes at most `chunk_mib` MiB."""
-    return max(1, min(MAX_CHUNK_TOKENS, chunk_mib * 2**20 // (FLOAT32_BYTES * vocab_size)))
+    return max(1, min(MAX_CHUNK_TOKENS, chunk_mib * 2**20 // (4 * vocab_size)))
 
 
 def _chunk_logprobs(hidden_CD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
@@ -110,17 +108,9 @@ def chunked_logprobs(
 
     Returns:
         (log-probs [T] float32 nats, <= 0; entropy [T] float32 nats, >= 0, or [0] if not wanted).
-
-    Raises:
-        ValueError: if temperature or chunk is out of range.
-
-    Source:
-        Our choice; entropy by its definition, H = -sum p log p.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be > 0, got {temperature}")
-    if chunk < 1:
-        raise ValueError(f"chunk must be >= 1, got {chunk}")
     return _ChunkedLogprobs.apply(hidden, weight, targets, temperature, chunk, with_entropy)
 
 
@@ -128,7 +118,7 @@ class LogprobHead(Linear):
     """The output projection of a policy model: hidden states and targets in, log-probs out.
 
     Holds the same parameter under the same name as the `Linear` it stands for, so checkpoints and
-    Hugging Face names do not change, and FSDP's hooks see an ordinary forward.
+    Hugging Face names do not change.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -145,16 +135,13 @@ class LogprobHead(Linear):
     def forward(
         self, input: Tensor, targets: Tensor, temperature: float = 1.0, with_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Score the targets.
+        """Log-probs [T] and entropy [T], or [0], in float32 nats; see `chunked_logprobs`.
 
         Args:
             input: [1, T, D] hidden states.
             targets: [1, T] int64.
             temperature: > 0.
             with_entropy: whether the entropy is wanted.
-
-        Returns:
-            (log-probs [T] float32 nats; entropy [T] float32 nats, or [0] if not wanted).
         """
         weight = self.weight
         if isinstance(weight, DTensor):  # sharded over tensor parallel ranks: gather, with gradient

@@ -1,7 +1,4 @@
-"""Stand-ins for the tokenizer and the data loader that torchtitan's trainer wants to be given.
-
-Rows of token ids come in from outside; nothing here reads, tokenises or orders data.
-"""
+"""Stand-ins for the tokenizer and the data loader that torchtitan's trainer wants to be given."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +10,7 @@ from torchtitan.components.tokenizer import BaseTokenizer
 
 
 class NoTokenizer(BaseTokenizer):
-    """Token ids come in from outside; torchtitan's trainer only wants the object."""
+    """Token ids come in from outside."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -22,21 +19,14 @@ class NoTokenizer(BaseTokenizer):
     def __init__(self, config: Config, *, tokenizer_path: str) -> None:
         super().__init__()
 
-    def encode(self, *args: Any, **kwargs: Any) -> list[int]:
-        """Not available."""
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("the policy trainer takes token ids")
 
-    def decode(self, *args: Any, **kwargs: Any) -> str:
-        """Not available."""
-        raise NotImplementedError("the policy trainer takes token ids")
-
-    def get_vocab_size(self) -> int:
-        """Not available."""
-        raise NotImplementedError("the policy trainer takes token ids")
+    encode = decode = get_vocab_size = _refuse
 
 
 class NoDataLoader(BaseDataLoader):
-    """Rows come in from outside; torchtitan's trainer only wants the object."""
+    """Rows come in from outside."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -49,8 +39,8 @@ class NoDataLoader(BaseDataLoader):
         return iter(())
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to save."""
+        """Empty."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Loads nothing."""

@@ -1,8 +1,7 @@
-"""One row of documents laid end to end: as the trainer is given it and as the model takes it."""
+"""Documents laid end to end in one row, as the trainer is given them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -33,7 +32,7 @@ class Row(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRow:
-    """Documents laid end to end in one row; one forward pass.
+    """One forward pass.
 
     Example: documents [5, 6, 7] and [8, 9], scored from their second token on, give
     tokens [5, 6, 8], positions [0, 1, 0], targets [6, 7, 9].
@@ -50,17 +49,3 @@ class PackedRow:
 
     routed_experts: Tensor | None = None
     """[T, L, K] expert ids to replay, for all L layers; None is the routers' own choice."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowInputs:
-    """One packed row, ready for the model."""
-
-    tokens: Tensor
-    """[1, T] int64."""
-
-    targets: Tensor
-    """[1, T] int64."""
-
-    context: Mapping[str, Any]
-    """Positions and document boundaries, as keywords of the model's forward."""

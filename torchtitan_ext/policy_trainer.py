@@ -6,9 +6,11 @@ without gradient (`score`), and weights come out under Hugging Face names (`hf_p
 Gradients are summed over ranks, not averaged, so a loss must be divided by global counts.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,11 +20,12 @@ from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.trainer import Trainer
 
 from torchtitan_ext.cpu.row_threads import RowThreads
 from torchtitan_ext.no_data_loader import NoDataLoader, NoTokenizer
-from torchtitan_ext.packed_rows import Row, RowInputs
+from torchtitan_ext.packed_rows import Row
 from torchtitan_ext.process_group import init_process_group
 from torchtitan_ext.routing_replay import RoutingReplay, RoutingStats
 
@@ -35,13 +38,8 @@ def _with_own_storage(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
-def _full(tensor: DTensor) -> Tensor:
-    """The whole of a sharded tensor; with a single rank nothing has to be gathered."""
-    return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
-
-
 class PolicyTrainer(Trainer):
-    """Updates and scores a policy. All public methods with collectives say so."""
+    """Updates and scores a policy."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
@@ -59,17 +57,16 @@ class PolicyTrainer(Trainer):
         self._row_threads = RowThreads(self.model, dtype=self.config.training.mixed_precision_param)
 
     def init_distributed(self) -> ParallelDims:
-        """Join the process group unless the caller has, and lay out the parallel dimensions.
-
-        Collective: yes, over the world.
-        """
+        """Join the process group unless the caller has, and lay out the dimensions. Collective."""
         _, world_size = init_process_group(self.config.comm.init_timeout_seconds)
         return ParallelDims.from_config(self.config.parallelism, world_size)
 
     @property
-    def model(self) -> torch.nn.Module:
-        """The sharded model (pipeline parallelism is not supported, so there is one part)."""
-        return self.model_parts[0]
+    def model(self) -> Decoder:
+        """The sharded model; without pipeline parallelism there is one part."""
+        model = self.model_parts[0]
+        assert isinstance(model, Decoder)
+        return model
 
     @property
     def rows_at_once(self) -> int:
@@ -94,74 +91,51 @@ class PolicyTrainer(Trainer):
         mesh = self.parallel_dims.get_optional_mesh("batch")
         return None if mesh is None else mesh.get_group()
 
-    def _inputs(self, row: Row) -> RowInputs:
-        batch = {
-            "input": row.tokens[None].to(self.device),
-            "positions": row.positions[None].to(self.device),
+    def _inputs(self, row: Row) -> dict[str, Any]:
+        """Keywords of `ScoringDecoder.forward`."""
+        positions = row.positions[None].to(self.device)
+        return {
+            "tokens": row.tokens[None].to(self.device),
+            "positions": positions,
+            "attention_masks": self.model.get_attention_masks(positions),
+            "targets": row.targets[None].to(self.device),
         }
-        targets = row.targets[None].to(self.device)
-        tokens, targets, context = self.post_dataloading_process(batch, targets)
-        return RowInputs(tokens=tokens, targets=targets, context=context)
-
-    def _forward(
-        self, row: Row, temperature: float, *, with_entropy: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy, each [T] float32; entropy [0] if it is not wanted."""
-        given = self._inputs(row)
-        return self.model(
-            given.tokens,
-            **given.context,
-            targets=given.targets,
-            temperature=temperature,
-            with_entropy=with_entropy,
-        )
 
     def forward_backward(
         self, rows: Sequence[Row], token_loss: TokenLoss, *, temperature: float = 1.0
     ) -> Tensor:
         """Run forward and backward over the rows; gradients add up until `optimizer_step`.
 
-        Tokens of rows with routing go to its experts.
-
-        Args:
-            rows: this rank's rows; every data rank must pass the same number.
-            token_loss: gives the loss of one row from its log-probs and entropy.
-            temperature: > 0; as in the rollout engine.
+        Tokens of rows with routing go to its experts. Every data rank must pass the same number of
+        rows. Collective: FSDP gathers and reduces per row.
 
         Returns:
             Scalar float32: this rank's share of the loss, summed over rows.
 
         Raises:
             RoutingReplayError: if the routing of a row does not fit it or the model.
-
-        Source:
-            Collective: yes, over the world (FSDP gathers and reduces per row).
         """
         total = torch.zeros((), device=self.device)
         for index, row in enumerate(rows):
             with self.train_context(), self._replayed(row, watched=True):
-                logprobs, entropy = self._forward(row, temperature)
+                logprobs, entropy = self.model(**self._inputs(row), temperature=temperature)
                 self._routing.count()
                 loss = token_loss(index, logprobs, entropy)
                 loss.backward()
             total += loss.detach()
+            self.ntokens_seen += row.tokens.numel()
         return total
 
     def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
-        """Clip gradients, step optimizer and schedule, clear gradients.
+        """Clip gradients, step optimizer and schedule, clear gradients. Collective.
 
-        Args:
-            is_last: whether this is the last step of its iteration; schedule and step count move on
-                with that one only.
+        Schedule and step count move on with the last step of an iteration only.
 
         Returns:
             (gradient norm before clipping, learning rate used).
 
         Raises:
             FloatingPointError: if the gradient norm is not finite; parameters are left alone.
-
-        Source:
-            Collective: yes, over the world.
         """
         learning_rate = next(iter(self.lr_schedulers.get_metrics().values()))
         grad_norm = dist_utils.clip_grad_norm_(
@@ -171,7 +145,7 @@ class PolicyTrainer(Trainer):
             pp_mesh=None,
             ep_enabled=self.parallel_dims.ep_enabled,
         ).item()
-        if not torch.isfinite(torch.tensor(grad_norm)):
+        if not math.isfinite(grad_norm):
             raise FloatingPointError(
                 f"gradient norm is {grad_norm} at step {self.step + 1}; lower training.lr or look "
                 "at the loss inputs of this step"
@@ -179,54 +153,36 @@ class PolicyTrainer(Trainer):
         self.checkpointer.maybe_wait_for_staging()
         self.optimizers.step()
         self.optimizers.zero_grad()
-        if not is_last:
-            return grad_norm, learning_rate
-        self.lr_schedulers.step()
-        self.step += 1
-        self.gc_handler.run(self.step)
+        if is_last:
+            self.lr_schedulers.step()
+            self.step += 1
+            self.gc_handler.run(self.step)
         return grad_norm, learning_rate
 
     def score(self, rows: Sequence[Row], *, temperature: float = 1.0) -> list[Tensor]:
         """Log-probs of the rows' targets under the current weights, their routing replayed.
 
-        Args:
-            rows: this rank's rows; every data rank must pass the same number.
-            temperature: > 0.
+        Every data rank must pass the same number of rows. Collective.
 
         Returns:
             One [T] float32 tensor of nats per row, on the CPU.
 
         Raises:
             RoutingReplayError: if the routing of a row does not fit it or the model.
-
-        Source:
-            Collective: yes, over the world.
         """
         has_routing = any(row.routed_experts is not None for row in rows)
         if has_routing or len(rows) < 2 or self.rows_at_once < 2:
             return self._scored(rows, temperature, watched=False)[0]
-        with self._uncounted():
-            given = [self._inputs(row) for row in rows]
-        return self._row_threads.score(given, temperature=temperature)
+        inputs = [self._inputs(row) for row in rows]
+        return self._row_threads.score(inputs, temperature=temperature)
 
     def score_and_route(
         self, rows: Sequence[Row], *, temperature: float = 1.0
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """`score`, and which experts the routers choose by themselves, for a later replay.
+        """`score`, and [T, L, K] int16 experts that the routers choose by themselves, per row.
 
-        Args:
-            rows: this rank's rows; every data rank must pass the same number.
-            temperature: > 0.
-
-        Returns:
-            (one [T] float32 tensor of nats per row, one [T, L, K] int16 tensor per row), on the
-            CPU; 0 in layers without a router.
-
-        Raises:
-            RoutingReplayError: as `score`, and if the model has no routers.
-
-        Source:
-            Collective: yes, over the world.
+        On the CPU, for a later replay; 0 in layers without a router. RoutingReplayError also for a
+        model without routers.
         """
         return self._scored(rows, temperature, watched=True)
 
@@ -236,21 +192,13 @@ class PolicyTrainer(Trainer):
     ) -> tuple[list[Tensor], list[Tensor]]:
         scores, routing = [], []
         for row in rows:
-            with self.train_context(), self._replayed(row, watched=watched), self._uncounted():
-                logprobs, _ = self._forward(row, temperature, with_entropy=False)
+            with self.train_context(), self._replayed(row, watched=watched):
+                inputs = self._inputs(row)
+                logprobs, _ = self.model(**inputs, temperature=temperature, with_entropy=False)
                 scores.append(logprobs.cpu())
                 if watched:
                     routing.append(self._routing.own_choice())
         return scores, routing
-
-    @contextmanager
-    def _uncounted(self) -> Iterator[None]:
-        """Leaves the count of trained tokens alone, which torchtitan raises with every row."""
-        num_trained = self.ntokens_seen
-        try:
-            yield
-        finally:
-            self.ntokens_seen = num_trained
 
     def _replayed(self, row: Row, *, watched: bool) -> AbstractContextManager[None]:
         return self._routing.replayed(row.routed_experts, row.tokens.numel(), watched=watched)
@@ -261,23 +209,24 @@ class PolicyTrainer(Trainer):
 
     @torch.no_grad()
     def hf_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights one by one under Hugging Face names, gathered from the shards.
+        """Weights one by one under Hugging Face names, gathered from the shards. Collective.
 
         Only the tensor handed out last is held in full, so peak extra memory is one parameter;
-        for experts, which torchtitan keeps stacked, one weight of all experts of a layer.
+        for experts, which torchtitan keeps stacked, one weight of all experts of a layer. Every
+        rank must exhaust the iterator.
 
         Yields:
             (name, full tensor on this rank's device). Tied output weights are not repeated; every
             rank gets every expert, whichever rank computes it.
-
-        Source:
-            Collective: yes, over the world; every rank must exhaust the iterator.
         """
         spec = self.config.model_spec
         assert spec is not None and spec.state_dict_adapter is not None
         adapter = spec.state_dict_adapter(self.model_config, None)
         for name, value in self.model.state_dict().items():
-            full = _full(value) if isinstance(value, DTensor) else value
+            full = value
+            if isinstance(value, DTensor):  # With a single rank nothing has to be gathered.
+                is_whole = value.device_mesh.size() == 1
+                full = value.to_local() if is_whole else value.full_tensor()
             # Given a DTensor the adapter would name the experts of this rank only.
             parts = adapter.to_hf({name: full})
             del full

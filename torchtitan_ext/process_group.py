@@ -20,19 +20,10 @@ def _keep_gloo_on_loopback() -> None:
 
 
 def init_process_group(timeout_s: float) -> tuple[int, int]:
-    """Join the default process group; a single process needs no address and no port.
-
-    Args:
-        timeout_s: a collective that waits longer raises.
+    """Join the default process group; a single process needs no address and no port. Collective.
 
     Returns:
         (rank, world size).
-
-    Raises:
-        RuntimeError: from torch, if the rendezvous fails.
-
-    Source:
-        Collective: yes, over the world.
     """
     # torchtitan needs the whole backward pass on one thread (its own set-up does the same).
     torch.autograd.set_multithreading_enabled(False)

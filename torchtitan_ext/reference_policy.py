@@ -5,8 +5,7 @@ parameters and the policy's own copied back afterwards, bit for bit. That costs 
 rank's shards in memory and a few copies of time, and nothing at all where no reference is made.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,14 +20,7 @@ class ReferencePolicy:
     """Scores rows under the weights of the folder the policy was made from."""
 
     def __init__(self, policy: PolicyTrainer) -> None:
-        """Read the start weights; the policy keeps the ones it has.
-
-        Args:
-            policy: the trainer; lends its model for the scoring passes.
-
-        Source:
-            Collective: yes, over the world.
-        """
+        """Read the start weights; the policy keeps its own and lends its model. Collective."""
         self._policy = policy
         own = _copies(_shards(policy.model))
         folder = policy.config.hf_assets_path
@@ -39,28 +31,11 @@ class ReferencePolicy:
 
     @torch.no_grad()
     def score(self, rows: Sequence[Row], *, temperature: float) -> list[Tensor]:
-        """Log-probs of the rows' targets under the reference.
-
-        Args:
-            rows: this rank's rows; every data rank must pass the same number.
-            temperature: > 0.
-
-        Returns:
-            One [T] float32 tensor of nats per row, on the CPU.
-
-        Source:
-            Collective: yes, over the world.
-        """
-        with self._swapped():
-            return self._policy.score(rows, temperature=temperature)
-
-    @contextmanager
-    def _swapped(self) -> Iterator[None]:
-        """The reference's weights inside, the policy's own again after."""
+        """Log-probs under the reference, as `PolicyTrainer.score`. Collective."""
         own = _copies(_shards(self._policy.model))
         self._put(self._weights)
         try:
-            yield
+            return self._policy.score(rows, temperature=temperature)
         finally:
             self._put(own)
 
@@ -80,7 +55,7 @@ def _shards(model: torch.nn.Module) -> list[Tensor]:
         if isinstance(module, FSDPModule):
             module.reshard()
     tensors = [*model.parameters(), *model.buffers()]
-    return [one.to_local() if isinstance(one, DTensor) else one.detach() for one in tensors]
+    return [t.to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
 
 
 def _copies(shards: list[Tensor]) -> list[Tensor]:

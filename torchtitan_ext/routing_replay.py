@@ -1,13 +1,11 @@
 """Replays recorded expert ids in a mixture-of-experts model, and counts what the routers would do.
 
 Only the selection is replayed: weights over the replayed experts come from the router's current
-scores, so the gate keeps its gradient. Does not decide where ids come from, which rows have them or
-what is done about tokens whose own choice differs.
+scores, so the gate keeps its gradient.
 
 Dimension letters: T tokens of a row, L layers, K experts per token, E experts.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torchtitan.config.override import derive, override
 from torchtitan.models.common.moe import TokenChoiceTopKRouter
 
-OVERRIDE = "torchtitan_ext.routing_replay.replay_router"
-
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _DTYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 _NO_ROUTERS = "the model has no mixture-of-experts layers"
 
@@ -73,12 +67,6 @@ class ReplayRouter(TokenChoiceTopKRouter):
         return weights_BLK * self.route_scale, ids_BLK, scores_BLE
 
 
-@override(target=TokenChoiceTopKRouter.Config, description="replays recorded ids", exact=True)
-def replay_router(config: TokenChoiceTopKRouter.Config) -> ReplayRouter.Config:
-    """Replace `TokenChoiceTopKRouter` by `ReplayRouter`, same settings."""
-    return derive(config, ReplayRouter.Config)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingStats:
     """What this rank's routers did in the forward passes with gradient, filler tokens included."""
@@ -99,28 +87,19 @@ class RoutingReplay:
     """Gives ids to the routers of one model for one forward pass and its backward."""
 
     def __init__(self, model: torch.nn.Module, device: torch.device | str) -> None:
-        """Find the routers by the index of their layer.
-
-        Args:
-            model: has its layers in `layers`; may be sharded and wrapped.
-            device: where it computes.
-
-        Raises:
-            RoutingReplayError: if its layers differ in their number of experts.
-        """
+        """Find the routers of a model, which may be sharded and wrapped, by their layer's index."""
         self._device = device
         self._num_layers = len(list(model.get_submodule("layers").children()))
         routers = {}
-        for name, module in model.named_modules():
-            if isinstance(module, ReplayRouter) and (match := _LAYER.search(name)):
-                routers[int(match[1])] = module
+        for name, layer in model.get_submodule("layers").named_children():
+            for module in layer.modules():
+                if isinstance(module, ReplayRouter):
+                    routers[int(name)] = module
         self.routers: dict[int, ReplayRouter] = dict(sorted(routers.items()))
         """By absolute index of their layer, in order."""
 
-        sizes = {(router.num_experts, router.top_k) for router in routers.values()}
-        if len(sizes) > 1:
-            raise RoutingReplayError(f"layers differ in (experts, experts per token): {sizes}")
-        self._num_experts, self._top_k = sizes.pop() if sizes else (0, 0)
+        first = next(iter(self.routers.values()), None)
+        self._num_experts, self._top_k = (first.num_experts, first.top_k) if first else (0, 0)
         self._clear_stats()
 
     @property
@@ -133,8 +112,8 @@ class RoutingReplay:
         """Inside, tokens go to these experts; the backward pass belongs inside as well.
 
         Args:
-            ids: [T, num_layers, K] integers on the CPU, for all layers of the model; what stands in
-                layers without a router is not read. None leaves the choice to the routers.
+            ids: [T, num_layers, K] integers on the CPU; what stands in layers without a router is
+                not read. None leaves the choice to the routers.
             num_tokens: T of the forward pass.
             watched: keep the routers' own choice for `count` or `own_choice`.
 
@@ -156,11 +135,7 @@ class RoutingReplay:
     def own_choice(self) -> Tensor:
         """What the routers would have chosen in the forward pass of this `replayed(...)`.
 
-        Returns:
-            [T, num_layers, K] int16 on the CPU; 0 in layers without a router.
-
-        Raises:
-            RoutingReplayError: if the model has no routers.
+        [T, num_layers, K] int16 on the CPU; 0 in layers without a router.
         """
         if not self.routers:
             raise RoutingReplayError(f"no routing to record: {_NO_ROUTERS}")
@@ -231,13 +206,12 @@ class RoutingReplay:
             )
         picked = ids if num_layers == len(self.routers) else ids[:, list(self.routers)]
         ids_LTK = picked.transpose(0, 1).contiguous()
-        if ids_LTK.numel():
-            self._check_values(ids_LTK)
+        self._check_values(ids_LTK)
         return ids_LTK
 
     def _check_values(self, ids_LTK: Tensor) -> None:
         # As Python numbers: a comparison in uint8 would take 300 for 44.
-        lowest, highest = (int(one) for one in torch.aminmax(ids_LTK))
+        lowest, highest = (int(value) for value in torch.aminmax(ids_LTK))
         if lowest < 0 or highest >= self._num_experts:
             is_bad = (ids_LTK < 0) | (ids_LTK.int() >= self._num_experts)
             layer, token, k = is_bad.nonzero()[0].tolist()

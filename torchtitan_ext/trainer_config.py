@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.metrics import MetricsProcessor
@@ -14,13 +14,10 @@ from torchtitan.config.configs import (
     ParallelismConfig,
     TrainingConfig,
 )
-from torchtitan.config.override import OverrideConfig, OverrideImport
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.tools import utils
 
-from torchtitan_ext import routing_replay
-from torchtitan_ext.cpu import attention as packed_attention
-from torchtitan_ext.cpu import experts as float32_experts
+from torchtitan_ext.cpu.modules import use_cpu_modules
 from torchtitan_ext.models.specs import model_spec_from_hf
 from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.process_group import init_process_group
@@ -50,19 +47,18 @@ class TrainerSettings:
     """Longest prompt plus response."""
 
     lr: float
-    weight_decay: float
-    beta1: float
-    beta2: float
-    eps: float
-    warmup_steps: int
-    lr_decay: Literal["constant", "linear", "cosine"]
-    max_grad_norm: float
-    dtype: Literal["float32", "bfloat16"]
+    weight_decay: float = 0.0
+    betas: tuple[float, float]
+    eps: float = 1e-8
+    warmup_steps: int = 0
+    lr_decay: Literal["constant", "linear", "cosine"] = "constant"
+    max_grad_norm: float = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
     """Of computation; parameters and reductions stay float32."""
 
-    logprob_chunk_mib: int
-    activation_checkpoint: Literal["none", "selective", "full"]
-    seed: int
+    logprob_chunk_mib: int = 64
+    activation_checkpoint: Literal["none", "selective", "full"] = "none"
+    seed: int = 0
     data_parallel_replicate: int = 1
     data_parallel_shard: int = -1
     tensor_parallel: int = 1
@@ -71,44 +67,13 @@ class TrainerSettings:
     """A rank that waits longer for the others fails."""
 
 
-def _lr_scheduler(settings: TrainerSettings) -> LRSchedulersContainer.Config:
-    if settings.lr_decay == "constant":
-        return LRSchedulersContainer.Config(warmup_steps=settings.warmup_steps, decay_ratio=0.0)
-    return LRSchedulersContainer.Config(
-        warmup_steps=settings.warmup_steps, decay_type=settings.lr_decay
-    )
-
-
-def _optimizer(settings: TrainerSettings) -> OptimizersContainer.Config:
-    group = ParamGroupConfig(
-        pattern=".*",
-        optimizer_name="AdamW",
-        optimizer_kwargs={
-            "lr": settings.lr,
-            "weight_decay": settings.weight_decay,
-            "betas": (settings.beta1, settings.beta2),
-            "eps": settings.eps,
-        },
-    )
-    return OptimizersContainer.Config(param_groups=[group], implementation="fused")
-
-
 def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
-    """Build the sharded trainer and load the model folder's weights.
-
-    Args:
-        settings: plain values.
-
-    Returns:
-        A trainer at step 0.
+    """Build the sharded trainer, at step 0; its checkpointer reads the weights. Collective.
 
     Raises:
         ModelFolderError: if the folder does not hold a supported model.
         ValueError: if tensor and expert parallelism are combined; from torchtitan, if the parallel
             degrees do not fit the world.
-
-    Source:
-        Collective: yes, over the world.
     """
     if settings.tensor_parallel > 1 and settings.expert_parallel > 1:
         raise ValueError(
@@ -119,17 +84,29 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
     init_process_group(settings.collective_timeout_s)
     # torchtitan restores the schedule through torch's get_lr, which warns outside of a step.
     warnings.filterwarnings("ignore", message="To get the last learning rate")
-    overrides: list[OverrideImport] = [routing_replay.OVERRIDE]
-    if utils.device_type == "cpu":
-        overrides += [packed_attention.OVERRIDE, float32_experts.OVERRIDE]
     spec = model_spec_from_hf(settings.model_folder, chunk_mib=settings.logprob_chunk_mib)
+    if utils.device_type == "cpu":
+        use_cpu_modules(spec.model)
+    adamw = ParamGroupConfig(
+        pattern=".*",
+        optimizer_name="AdamW",
+        optimizer_kwargs={
+            "lr": settings.lr,
+            "weight_decay": settings.weight_decay,
+            "betas": settings.betas,
+            "eps": settings.eps,
+        },
+    )
+    decay: dict[str, Any] = {"decay_type": settings.lr_decay}
+    if settings.lr_decay == "constant":
+        decay = {"decay_ratio": 0.0}
     activation_checkpoint = _ACTIVATION_CHECKPOINT[settings.activation_checkpoint]
     config = PolicyTrainer.Config(
         model_spec=spec,
         hf_assets_path=settings.model_folder,
         dump_folder=settings.run_folder,
-        optimizer=_optimizer(settings),
-        lr_scheduler=_lr_scheduler(settings),
+        optimizer=OptimizersContainer.Config(param_groups=[adamw], implementation="fused"),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=settings.warmup_steps, **decay),
         training=TrainingConfig(
             seq_len=settings.max_sequence_tokens,
             steps=settings.steps,
@@ -159,6 +136,5 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
         comm=CommConfig(init_timeout_seconds=settings.collective_timeout_s, trace_buf_size=0),
         activation_checkpoint=activation_checkpoint.Config() if activation_checkpoint else None,
         debug=DebugConfig(seed=settings.seed, enable_structured_logging=False),
-        override=OverrideConfig(imports=overrides),
     )
     return PolicyTrainer(config)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rollverify.config.environment import set_defaults
 from rollverify.config.load import load_config
@@ -36,6 +36,7 @@ from rollverify.errors import ConfigError, RollVerifyError, exit_code
 from rollverify.toy.settings import base_folder
 
 if TYPE_CHECKING:
+    from torchtitan_ext.models.hf_config import HfConfig
     from torchtitan_ext.models.meta import MetaModel
 
 
@@ -71,27 +72,24 @@ def read_model(config: Config, folder: Path, world_size: int) -> "MetaModel":
     return model
 
 
-def sizes_of(values: dict[str, Any]) -> Sizes:
-    """What the memory depends on, from a config.json whose model could be built."""
-    experts_per_token = values["num_experts_per_tok"] if "moe" in values["model_type"] else 0
-    inner_size = values["intermediate_size"]
-    if experts_per_token:
-        inner_size = experts_per_token * values["moe_intermediate_size"]
+def sizes_of(model: "HfConfig") -> Sizes:
+    """What the memory depends on."""
+    experts = model.experts
     return Sizes(
-        num_layers=values["num_hidden_layers"],
-        hidden_size=values["hidden_size"],
-        num_heads=values["num_attention_heads"],
-        num_kv_heads=values["num_key_value_heads"],
-        head_dim=values["head_dim"],
-        vocab_size=values["vocab_size"],
-        inner_size=inner_size,
-        experts_per_token=experts_per_token,
+        num_layers=model.num_hidden_layers,
+        hidden_size=model.hidden_size,
+        num_heads=model.num_attention_heads,
+        num_kv_heads=model.num_key_value_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        inner_size=experts.top_k * experts.hidden_size if experts else model.intermediate_size,
+        experts_per_token=experts.top_k if experts else 0,
     )
 
 
-def context_problems(config: Config, values: dict[str, Any]) -> list[str]:
+def context_problems(config: Config, context: int) -> list[str]:
     """One line if the model's context is too short; the memory can be planned all the same."""
-    longest, context = config.rollout.max_sequence_tokens, values["max_position_embeddings"]
+    longest = config.rollout.max_sequence_tokens
     if longest <= context:
         return []
     return [
@@ -243,7 +241,7 @@ def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     gpu_gib = _gpu_gib(options.gpu_gib)
     plan = make_plan(config, model, options.world_size, gpu_gib)
     print_plan(config, plan, options.world_size)
-    return context_problems(config, model.config) + problems(
+    return context_problems(config, model.config.max_position_embeddings) + problems(
         plan.trainer,
         engine_weights=plan.engine_weights,
         engine_budget=plan.engine_budget,
@@ -252,7 +250,7 @@ def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
         device_bytes=plan.device,
         cures=cures(
             activation_checkpoint=config.training.activation_checkpoint,
-            num_layers=model.config["num_hidden_layers"],
+            num_layers=model.config.num_hidden_layers,
             micro_batch_tokens=config.training.micro_batch_tokens,
             max_sequence_tokens=config.rollout.max_sequence_tokens,
             spare_cache=plan.cache - plan.kv_per_token * config.rollout.max_sequence_tokens,

@@ -99,16 +99,9 @@ def _settings(prepare: PrepareConfig, folder: Path) -> TrainerSettings:
         steps=prepare.sft_steps,
         max_sequence_tokens=MAX_POSITIONS,
         lr=prepare.sft_lr,
-        weight_decay=0.0,
-        beta1=0.9,
-        beta2=0.98,
-        eps=1e-8,
+        betas=(0.9, 0.98),
         warmup_steps=min(WARMUP_STEPS, prepare.sft_steps),
         lr_decay="cosine",
-        max_grad_norm=1.0,
-        dtype="float32",
-        logprob_chunk_mib=64,
-        activation_checkpoint="none",
         seed=prepare.seed,
     )
 

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from torchtitan_ext.cpu.backend import uses_cpu
-from torchtitan_ext.cpu.kernels import attends_heads_of, can_use_kernels, engine_kernels
+from torchtitan_ext.cpu.kernels import (
+    KernelRMSNorm,
+    attends_heads_of,
+    can_use_kernels,
+    engine_kernels,
+)
 from torchtitan_ext.cpu.scoring_attention import PAGE_TOKENS, paged_documents
-from torchtitan_ext.models.decoder import norm_config
 
 pytestmark = pytest.mark.skipif(not uses_cpu(), reason="the kernels are of vLLM's CPU build")
 
@@ -88,7 +92,7 @@ def test_kernels_are_for_plain_float32_without_gradient():
 
 
 def test_norms_equal_torchs_own_whatever_the_strides():
-    norm = norm_config({"rms_norm_eps": 1e-6}, 48).build()
+    norm = KernelRMSNorm.Config(normalized_shape=48, eps=1e-6).build()
     torch.nn.init.normal_(norm.weight)
     x = torch.randn(48, 5, 7, generator=torch.Generator().manual_seed(0)).permute(2, 1, 0)
     want = norm(x).detach()

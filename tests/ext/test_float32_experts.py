@@ -3,9 +3,8 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchtitan.models.common.moe import GroupedExperts
 
-from torchtitan_ext.cpu.experts import Float32Experts, float32_experts
+from torchtitan_ext.cpu.experts import Float32Experts
 
 DIM, HIDDEN = 8, 6
 COUNTS = [3, 0, 4]  # expert 1 gets nothing
@@ -15,10 +14,7 @@ TOLERANCE = {"atol": 2e-6, "rtol": 1e-5}
 
 
 def experts() -> Float32Experts:
-    config = float32_experts(
-        GroupedExperts.Config(dim=DIM, hidden_dim=HIDDEN, num_experts=len(COUNTS))
-    )
-    module = config.build()
+    module = Float32Experts.Config(dim=DIM, hidden_dim=HIDDEN, num_experts=len(COUNTS)).build()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -69,7 +65,7 @@ def test_bfloat16_parameters_stay_bfloat16_and_rows_keep_their_type() -> None:
     torch.testing.assert_close(got, want.float(), atol=0.3, rtol=0.05)
 
 
-def test_override_keeps_names_and_settings() -> None:
+def test_names_and_settings_are_torchtitans() -> None:
     module = experts()
     assert isinstance(module, Float32Experts)
     names = [name for name, _ in module.named_parameters()]

@@ -11,7 +11,7 @@ from support.tiny_models import Reference, tiny_config, tiny_folder
 from torch import Tensor
 
 from torchtitan_ext.hf_folder import INDEX_FILE, write_hf_folder, write_random_hf_folder
-from torchtitan_ext.models.specs import ModelFolderError
+from torchtitan_ext.models.hf_config import ModelFolderError
 
 
 @pytest.fixture

@@ -9,12 +9,8 @@ import torch
 from support.tiny_models import tiny_config, tiny_llama_config, tiny_moe_config
 from torchtitan.distributed import ParallelDims
 
-from torchtitan_ext.models.specs import (
-    ModelFolderError,
-    check_expert_shards,
-    model_spec_from_hf,
-    read_hf_config,
-)
+from torchtitan_ext.models.hf_config import ModelFolderError, read_hf_config
+from torchtitan_ext.models.specs import check_expert_shards, model_spec_from_hf
 
 
 def folder_with(tmp_path: Path, text: str) -> Path:

@@ -8,9 +8,9 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
+from torchtitan.models.common.attention import VarlenMetadata
 
-from torchtitan_ext.cpu.attention import PackedSDPA, bucket_documents, packed_sdpa
+from torchtitan_ext.cpu.attention import PackedSDPA, bucket_documents
 
 HEAD_DIM = 8
 # Scores and outputs of size 1 in float32: products of at most 130 terms, error near 1e-6.
@@ -48,8 +48,7 @@ def per_document(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], **kwargs: object) -> Tensor:
-    attention = packed_sdpa(VarlenAttention.Config()).build()
-    assert isinstance(attention, PackedSDPA)
+    attention = PackedSDPA.Config().build()
     gqa = q.shape[2] != k.shape[2]
     return attention(q, k, v, attention_masks=metadata(lengths), enable_gqa=gqa, **kwargs)
 
@@ -109,7 +108,7 @@ def test_scale_replaces_the_default() -> None:
 
 def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="causal only"):
-        packed_sdpa(VarlenAttention.Config(window_size=(16, 0)))
+        PackedSDPA.Config(window_size=(16, 0)).build()
     with pytest.raises(ValueError, match="block_table"):
         attend(*tensors([3], 2, 2), [3], block_table=torch.zeros(1))
 

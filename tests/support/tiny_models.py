@@ -101,17 +101,8 @@ def tiny_trainer(model_folder: Path, run_folder: Path, **changes: Any) -> Policy
         "steps": 20,
         "max_sequence_tokens": MAX_TOKENS,
         "lr": 1e-2,
-        "weight_decay": 0.0,
-        "beta1": 0.9,
-        "beta2": 0.95,
-        "eps": 1e-8,
-        "warmup_steps": 0,
-        "lr_decay": "constant",
-        "max_grad_norm": 1.0,
-        "dtype": "float32",
+        "betas": (0.9, 0.95),
         "logprob_chunk_mib": 1,
-        "activation_checkpoint": "none",
-        "seed": 0,
         "collective_timeout_s": 60,
     }
     settings = TrainerSettings(

@@ -6,27 +6,18 @@ a few calls instead of one per document. Float32 in, float32 out.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchtitan.config.override import derive, override
 from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 from torchtitan.protocols.module import Module
 
-OVERRIDE = "torchtitan_ext.cpu.attention.packed_sdpa"
-
 
 def bucket_documents(lengths: list[int], max_padding: float = 1.5) -> list[list[int]]:
-    """Group documents so that padding each group to its longest member stays cheap.
+    """Indices of the documents, grouped so that padding a group to its longest stays cheap.
 
-    Args:
-        lengths: length in tokens of each document.
-        max_padding: a group's longest member may be this many times its shortest.
-
-    Returns:
-        Lists of document indices; every index appears once.
+    A group's longest member may be `max_padding` times its shortest; lengths are in tokens.
     """
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     groups: list[list[int]] = []
@@ -47,6 +38,8 @@ class PackedSDPA(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        if tuple(config.window_size) != (-1, 0):
+            raise ValueError(f"PackedSDPA is causal only, got window_size {config.window_size}")
 
     def forward(
         self,
@@ -68,25 +61,22 @@ class PackedSDPA(Module):
             attention_masks: document boundaries over the flattened B * L tokens.
             scale: multiplier of the scores; 1 / sqrt(H) where None.
             enable_gqa: N is a multiple of Nkv.
-            kwargs: other arguments of `VarlenAttention.forward`; none is supported.
+            kwargs: what else `VarlenAttention.forward` takes; refused.
 
         Returns:
             [B, L, N, H], dtype of q.
-
-        Raises:
-            ValueError: if an unsupported argument is given.
         """
         unsupported = [name for name, value in kwargs.items() if value is not None]
         if unsupported:
             raise ValueError(f"PackedSDPA does not support {unsupported}")
         batch, length, num_heads, _ = q_BLNH.shape
         q, k, v = (t.reshape(batch * length, -1, t.shape[-1]) for t in (q_BLNH, k_BLNH, v_BLNH))
-        plan = _plan_of(attention_masks, batch * length)
+        groups, inverse = _plan_of(attention_masks, batch * length)
         outputs = [
             _attend(q[index], k[index], v[index], scale, enable_gqa).flatten(0, 1)
-            for index, _ in plan.groups
+            for index in groups
         ]
-        packed = torch.cat(outputs, dim=0)[plan.inverse]
+        packed = torch.cat(outputs, dim=0)[inverse]
         return packed.view(batch, length, num_heads, v.shape[-1])
 
 
@@ -103,51 +93,30 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, enable_gqa: bo
     return out.transpose(1, 2)
 
 
-@dataclass(slots=True)
-class _Plan:
-    """Gather indices of one packed row, shared by all layers of a forward pass."""
-
-    groups: list[tuple[Tensor, int]]
-    inverse: Tensor
-
-
+_Plan = tuple[list[Tensor], Tensor]
 _last_plan: tuple[Tensor, _Plan] | None = None
+"""Bounds and plan of the last row; the layers of a forward pass share it."""
 
 
 def _plan_of(metadata: VarlenMetadata, num_tokens: int) -> _Plan:
-    """The plan for this metadata; the layers of one forward pass share it."""
+    """How to gather documents and to lay them out again.
+
+    Returns:
+        (for each group [documents, longest] places in the row, where padding repeats a document's
+        last token; [T] place of each token among the groups laid end to end).
+    """
     global _last_plan
     if _last_plan is not None and _last_plan[0] is metadata.cu_seq_q:
         return _last_plan[1]
-    bounds = metadata.cu_seq_q.tolist()
-    starts, lengths = bounds[:-1], [b - a for a, b in pairwise(bounds)]
-    groups: list[tuple[Tensor, int]] = []
-    inverse = torch.empty(num_tokens, dtype=torch.int64)
-    offset = 0
-    for members in bucket_documents(lengths):
-        longest = max(lengths[i] for i in members)
-        start = torch.tensor([starts[i] for i in members])[:, None]
-        size = torch.tensor([lengths[i] for i in members])[:, None]
-        column = torch.arange(longest)[None, :]
-        # Padding repeats the document's last token; its output is never read.
+    starts, lengths = metadata.cu_seq_q[:-1].long(), metadata.cu_seq_q.diff().long()
+    groups, inverse, offset = [], torch.empty(num_tokens, dtype=torch.int64), 0
+    for members in bucket_documents(lengths.tolist()):
+        start, size = starts[members, None], lengths[members, None]
+        column = torch.arange(int(size.max()))
         index = start + torch.minimum(column, size - 1)
-        slot = offset + torch.arange(index.numel()).view_as(index)
-        real = column < size
-        inverse[index[real]] = slot[real]
-        groups.append((index, longest))
+        is_real = column < size
+        inverse[index[is_real]] = offset + is_real.flatten().nonzero().squeeze(1)
+        groups.append(index)
         offset += index.numel()
-    plan = _Plan(groups=groups, inverse=inverse)
-    _last_plan = (metadata.cu_seq_q, plan)
-    return plan
-
-
-@override(target=VarlenAttention.Config, description="padded SDPA per group of documents on CPU")
-def packed_sdpa(config: VarlenAttention.Config) -> PackedSDPA.Config:
-    """Replace a causal `VarlenAttention` by `PackedSDPA`.
-
-    Raises:
-        ValueError: for a sliding window or non-causal attention.
-    """
-    if tuple(config.window_size) != (-1, 0):
-        raise ValueError(f"PackedSDPA is causal only, got window_size {config.window_size}")
-    return derive(config, PackedSDPA.Config)
+    _last_plan = (metadata.cu_seq_q, (groups, inverse))
+    return groups, inverse

@@ -1,8 +1,7 @@
 """Makes torchtitan 0.3.0 run on machines without an accelerator.
 
 torchtitan asks `torchtitan.tools.utils` for a device module at import time and several of its
-modules copy the answer, so `install_cpu_backend` must run before they are imported. It does
-nothing on a machine with an accelerator. It does not change any numerics.
+modules copy the answer, so `install_cpu_backend` must run before they are imported.
 """
 
 import contextlib
@@ -23,13 +22,6 @@ _COPIES = (
 )
 
 
-class _CpuProperties:
-    """The one property torchtitan reads of a device: its memory in bytes."""
-
-    def __init__(self) -> None:
-        self.total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _memory_stats(device: object = None) -> dict[str, int]:
     """Peak resident memory of this process under the keys of `torch.cuda.memory_stats`."""
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -44,9 +36,10 @@ def _memory_stats(device: object = None) -> dict[str, int]:
 def _cpu_device_module() -> types.ModuleType:
     """Build the module that stands where `torch.cuda` would."""
     module = types.ModuleType("torchtitan_ext_cpu_device")
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     module.__dict__.update(
         get_device_name=lambda device=None: "CPU",
-        get_device_properties=lambda device=None: _CpuProperties(),
+        get_device_properties=lambda device=None: types.SimpleNamespace(total_memory=memory_bytes),
         current_device=lambda: 0,
         device_count=lambda: 1,
         set_device=lambda device: None,
@@ -66,21 +59,18 @@ def uses_cpu() -> bool:
     return torch.accelerator.current_accelerator(check_available=True) is None
 
 
-def install_cpu_backend() -> bool:
+def install_cpu_backend() -> None:
     """Point torchtitan at the CPU where no accelerator is visible. May be called again.
-
-    Returns:
-        True where the CPU is in use, False where an accelerator is and nothing was changed.
 
     Raises:
         RuntimeError: if a torchtitan module that copies the device was imported before.
     """
     if not uses_cpu():
-        return False
+        return
     from torchtitan.tools import utils
 
     if utils.device_type == "cpu":
-        return True
+        return
     early = [name for name in _COPIES if name in sys.modules]
     if early:
         raise RuntimeError(
@@ -93,4 +83,3 @@ def install_cpu_backend() -> bool:
     utils.device_module = _cpu_device_module()
     # Model FLOPS utilisation is meaningless here, and the table look-up starts `lspci`.
     utils.get_peak_flops = lambda device_name: 1e12
-    return True

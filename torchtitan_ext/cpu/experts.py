@@ -10,10 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchtitan.config.override import derive, override
 from torchtitan.models.common.moe import GroupedExperts
-
-OVERRIDE = "torchtitan_ext.cpu.experts.float32_experts"
 
 
 def _local(parameter: Tensor) -> Tensor:
@@ -38,19 +35,12 @@ class Float32Experts(GroupedExperts):
             [R, D], dtype of x; padding rows are 0.
         """
         w1_EFD, w2_EDF, w3_EFD = (_local(w) for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
-        counts = num_tokens_per_expert_E.tolist()
         outputs = []
         start = 0
-        for expert, count in enumerate(counts):
+        for expert, count in enumerate(num_tokens_per_expert_E.tolist()):
             rows = x_RD[start : start + count].to(w1_EFD.dtype)
             hidden = F.silu(rows @ w1_EFD[expert].T) * (rows @ w3_EFD[expert].T)
             outputs.append(hidden @ w2_EDF[expert].T)
             start += count
         padding = torch.zeros_like(x_RD[start:], dtype=w1_EFD.dtype)
         return torch.cat([*outputs, padding]).type_as(x_RD)
-
-
-@override(target=GroupedExperts.Config, description="experts in the parameters' own type")
-def float32_experts(config: GroupedExperts.Config) -> Float32Experts.Config:
-    """Replace `GroupedExperts` by `Float32Experts`, same settings."""
-    return derive(config, Float32Experts.Config)

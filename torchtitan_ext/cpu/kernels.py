@@ -1,18 +1,20 @@
-"""Finds vLLM's CPU kernels and says where they may stand in for torchtitan's operations.
+"""Finds vLLM's CPU kernels, which compute forwards only, and says where they may be used.
 
-They compute forwards only. The one module here that knows vLLM.
+The one module here that knows vLLM.
 """
 
 import functools
-from types import ModuleType
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torchtitan.models.common.nn_modules import RMSNorm
 
 
 @functools.cache
-def engine_kernels() -> ModuleType | None:
+def engine_kernels() -> Any:
     """Operators of vLLM; None where the installed vLLM has none for CPUs."""
     try:
         from vllm import _custom_ops
@@ -29,6 +31,23 @@ def can_use_kernels(*tensors: Tensor) -> bool:
         and not any(isinstance(t, DTensor) for t in tensors)
         and engine_kernels() is not None
     )
+
+
+class KernelRMSNorm(RMSNorm):
+    """`RMSNorm`, by the engine's kernel where no gradient is recorded."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(RMSNorm.Config):
+        """The settings of `RMSNorm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x, [..., D], over its last dimension."""
+        if not can_use_kernels(x, self.weight):
+            return super().forward(x)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        engine_kernels().rms_norm(out, x, self.weight, self.eps)
+        return out
 
 
 @functools.cache

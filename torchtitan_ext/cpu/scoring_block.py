@@ -1,21 +1,21 @@
-"""Transformer blocks with a second, faster forward for passes without gradient on a CPU.
+"""A transformer block with a second, faster forward for passes without gradient on a CPU.
 
 Scoring feeds several times the tokens that training does and needs no gradient. There norms, rotary
 embedding and attention are the engine's own kernels, and the feed-forward part runs over so few
-tokens at a time that they stay in the cache. With gradient, on an accelerator, over tensor parallel
-ranks or in another type than float32, the block is torchtitan's.
+tokens at a time that they stay in the cache. With gradient, over tensor parallel ranks or in
+another type than float32, the block is torchtitan's.
 
 Dimension letters: T tokens, D model width, N query heads, K key/value heads, H head size.
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchtitan.models.common.attention import GQAttention, VarlenMetadata
-from torchtitan.models.common.decoder import TransformerBlock
 from torchtitan.models.common.feed_forward import FeedForward
-from torchtitan.models.common.moe import MoE
-from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 
 from torchtitan_ext.cpu.kernels import attends_heads_of, can_use_kernels, engine_kernels
 from torchtitan_ext.cpu.scoring_attention import paged_documents
@@ -28,16 +28,16 @@ MIN_PART_TOKENS = 128
 """Below this, wide layers would spend their time starting operations."""
 
 
-class ScoringBlock(TransformerBlock):
-    """Stands before torchtitan's block among the bases of a policy's block."""
+class ScoringBlock(Qwen3TransformerBlock):
+    """Qwen3's block, which without experts is Llama's as well."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3TransformerBlock.Config):
+        """The settings of `Qwen3TransformerBlock`."""
 
     attention: GQAttention
-    attention_norm: RMSNorm
-    ffn_norm: RMSNorm
-    feed_forward: FeedForward  # One of the two.
-    moe: MoE
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, attention_masks: VarlenMetadata, positions: Tensor | None = None
     ) -> Tensor:
         """Run the block over one packed row.
@@ -51,13 +51,12 @@ class ScoringBlock(TransformerBlock):
             [1, T, D], dtype of x.
 
         Raises:
-            ValueError: if a position lies beyond the rotary table.
+            ValueError: if a document is longer than the rotary table.
         """
         attention = self.attention
-        weights = (self.attention_norm.weight, attention.wo.weight)
         if (
             positions is None
-            or not can_use_kernels(x, *weights)
+            or not can_use_kernels(x, self.attention_norm.weight, attention.wo.weight)
             or not attends_heads_of(attention.head_dim)
         ):
             return super().forward(x, attention_masks, positions)
@@ -65,19 +64,19 @@ class ScoringBlock(TransformerBlock):
             attention_masks.cu_seq_q, attention.n_heads, attention.n_kv_heads, attention.head_dim
         )
         if pages.longest > len(attention.rope.cache):
+            num_positions = len(attention.rope.cache)
             raise ValueError(
-                f"a document of {pages.longest} tokens: the model has {len(attention.rope.cache)} "
-                "positions"
+                f"a document of {pages.longest} tokens: the model has {num_positions} positions"
             )
         q, k, v = self._projected(x, positions)
         scale = attention.head_dim**-0.5 if attention.scaling is None else attention.scaling
         heads = pages.attend(q, k, v, scale).flatten(1)
         hidden = torch.addmm(x[0], heads, attention.wo.weight.T)
         normed = self.ffn_norm(hidden)
-        if "feed_forward" in self._modules:
-            _add_in_parts(hidden, normed, self.feed_forward)
-        else:
+        if self.moe_enabled:
             hidden += self.moe(normed[None])[0]
+        else:
+            _add_in_parts(hidden, normed, self.feed_forward)
         return hidden[None]
 
     @property
@@ -86,21 +85,16 @@ class ScoringBlock(TransformerBlock):
 
         Routers and torchtitan's own way, by `PackedSDPA`, keep things from layer to layer.
         """
-        return (
-            self.attention_norm.weight.is_cpu
-            and attends_heads_of(self.attention.head_dim)
-            and "feed_forward" in self._modules
-        )
+        return attends_heads_of(self.attention.head_dim) and not self.moe_enabled
 
     def _projected(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, N, H] and keys [T, K, H], rotated, and values [T, K, H]."""
-        attention, kernels = self.attention, engine_kernels()
-        assert kernels is not None
+        attention = self.attention
         q, k, v = (t[0].contiguous() for t in attention.qkv_linear(self.attention_norm(x)))
         if attention.q_norm is not None and attention.k_norm is not None:
             q, k = attention.q_norm(q), attention.k_norm(k)
         table = _rotary_table(attention.rope.cache)
-        kernels.rotary_embedding(
+        engine_kernels().rotary_embedding(
             positions[0], q.flatten(1), k.flatten(1), attention.head_dim, table, True
         )
         return q, k, v

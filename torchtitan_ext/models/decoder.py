@@ -1,24 +1,20 @@
-"""What the decoders of every architecture share: a forward that scores, norms, embedding and head.
-
-Layers, names of weights and the keys of config.json are left to the spec of an architecture.
-"""
+"""What the decoders of all architectures share: a forward that scores, norms, embedding, head."""
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn as nn
 from torch import Tensor
-from torchtitan.models.common import Embedding
-from torchtitan.models.common.attention import AttentionMasksType
+from torchtitan.models.common import CosSinRoPE, Embedding
+from torchtitan.models.common.attention import AttentionMasksType, VarlenAttention
+from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
 
-from torchtitan_ext.cpu.kernels import can_use_kernels, engine_kernels
 from torchtitan_ext.logprob_head import LogprobHead
+from torchtitan_ext.models.hf_config import HfConfig
 
 Init = dict[str, Callable]
 """Initialiser by parameter name."""
@@ -55,87 +51,24 @@ class ScoringDecoder(Decoder):
             hidden = layer(hidden, attention_masks, positions)
         return self.lm_head(self.norm(hidden), targets, temperature, with_entropy)
 
-    def score_gathered(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        attention_masks: AttentionMasksType | None = None,
-        *,
-        targets: Tensor,
-        temperature: float = 1.0,
-    ) -> Tensor:
-        """Score one packed row past the hooks of FSDP: all weights must be gathered already.
 
-        Args:
-            tokens: as in `forward`.
-            positions: as in `forward`.
-            attention_masks: as in `forward`.
-            targets: as in `forward`.
-            temperature: > 0.
-
-        Returns:
-            [T] float32 nats.
-        """
-        hidden = self.tok_embeddings.forward(tokens)
-        for layer in self.layers.values():
-            hidden = layer.forward(hidden, attention_masks, positions)
-        normed = self.norm.forward(hidden)
-        return self.lm_head.forward(normed, targets, temperature, with_entropy=False)[0]
-
-
-class PolicyRMSNorm(RMSNorm):
-    """`RMSNorm`, by the engine's kernel where no gradient is recorded on a CPU."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(RMSNorm.Config):
-        """The settings of `RMSNorm`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise over the last dimension.
-
-        Args:
-            x: [..., D].
-
-        Returns:
-            [..., D], dtype of x.
-        """
-        if not can_use_kernels(x, self.weight):
-            return super().forward(x)
-        kernels = engine_kernels()
-        assert kernels is not None and self.eps is not None
-        x = x.contiguous()
-        out = torch.empty_like(x)
-        kernels.rms_norm(out, x, self.weight, self.eps)
-        return out
-
-
-def norm_config(config: dict[str, Any], size: int) -> PolicyRMSNorm.Config:
-    """RMSNorm over `size` values with the epsilon of the config.json."""
-    return PolicyRMSNorm.Config(
-        normalized_shape=size,
-        eps=config["rms_norm_eps"],
-        param_init={"weight": nn.init.ones_},
+def norm_config(config: HfConfig, size: int) -> RMSNorm.Config:
+    """RMSNorm over `size` values."""
+    return RMSNorm.Config(
+        normalized_shape=size, eps=config.rms_norm_eps, param_init={"weight": nn.init.ones_}
     )
 
 
-def linear_init(config: dict[str, Any]) -> Init:
-    """Normal weights of the config.json's `initializer_range` (0.02 where it has none)."""
-    weight = functools.partial(nn.init.normal_, std=config.get("initializer_range", 0.02))
+def linear_init(config: HfConfig) -> Init:
+    """Normal weights of the config's `initializer_range`."""
+    weight = functools.partial(nn.init.normal_, std=config.initializer_range)
     return {"weight": weight, "bias": nn.init.zeros_}
 
 
-def outer_parts(config: dict[str, Any], chunk_mib: int) -> dict[str, Any]:
-    """Settings of a torchtitan decoder outside its layers.
-
-    Args:
-        config: contents of config.json that passed `check_supported`.
-        chunk_mib: MiB one chunk of float32 logits may take in the log-prob head.
-
-    Returns:
-        Sizes, last norm, embedding and head, as keywords of `Decoder.Config`.
-    """
-    vocab_size, dim = config["vocab_size"], config["hidden_size"]
-    tied = bool(config.get("tie_word_embeddings", False))
+def outer_parts(config: HfConfig, chunk_mib: int) -> dict[str, Any]:
+    """Sizes, last norm, embedding and head, as keywords of `Decoder.Config`."""
+    vocab_size, dim = config.vocab_size, config.hidden_size
+    tied = config.tie_word_embeddings
     init = linear_init(config)
     return {
         "vocab_size": vocab_size,
@@ -149,5 +82,32 @@ def outer_parts(config: dict[str, Any], chunk_mib: int) -> dict[str, Any]:
         ),
         "lm_head": LogprobHead.Config(
             in_features=dim, out_features=vocab_size, param_init=init, chunk_mib=chunk_mib
+        ),
+    }
+
+
+def layer_parts(
+    config: HfConfig, rope: type[CosSinRoPE.Config], *, has_qk_norm: bool
+) -> dict[str, Any]:
+    """Norms, attention and feed-forward part of a dense layer, as keywords of its `Config`."""
+    dim, init = config.hidden_size, linear_init(config)
+    return {
+        "attention_norm": norm_config(config, dim),
+        "ffn_norm": norm_config(config, dim),
+        "attention": make_gqa_config(
+            dim=dim,
+            n_heads=config.num_attention_heads,
+            n_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            wqkv_param_init=init,
+            wo_param_init=init,
+            inner_attention=VarlenAttention.Config(),
+            rope=rope(
+                dim=config.head_dim, max_seq_len=config.max_position_embeddings, **config.rope
+            ),
+            qk_norm=norm_config(config, config.head_dim) if has_qk_norm else None,
+        ),
+        "feed_forward": make_ffn_config(
+            dim=dim, hidden_dim=config.intermediate_size, w1_param_init=init, w2w3_param_init=init
         ),
     }

@@ -1,19 +1,16 @@
 """A model without weights: its parameters' shapes, its names in a folder, and what a folder holds.
 
-Built on the meta device, in seconds whatever its size; no rank is started. Does not decide what
-fits into memory.
+Built on the meta device, in seconds whatever its size.
 """
 
-import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torchtitan.distributed import ParallelDims
 
-from torchtitan_ext.models.hf_config import ModelFolderError, read_hf_config, with_llama_defaults
+from torchtitan_ext.models.hf_config import HfConfig, ModelFolderError, read_hf_config
 from torchtitan_ext.models.specs import check_expert_shards, model_spec_from_hf
 
 Shapes = dict[str, tuple[int, ...]]
@@ -23,9 +20,7 @@ Shapes = dict[str, tuple[int, ...]]
 class MetaModel:
     """Shapes of a model."""
 
-    config: dict[str, Any]
-    """Contents of config.json, with what it may leave out."""
-
+    config: HfConfig
     parameters: Shapes
     """By torchtitan's names, tied ones once."""
 
@@ -36,22 +31,15 @@ class MetaModel:
 def build_meta_model(
     folder: str | Path, *, replicate: int, shard: int, tensor: int, expert: int
 ) -> MetaModel:
-    """Build the model and check the degrees of parallelism against its experts.
+    """Build the model of a config.json and check the degrees of parallelism against its experts.
 
-    Args:
-        folder: holds config.json; weights are not read.
-        replicate: copies of the sharded model.
-        shard: ranks that share the parameters.
-        tensor: ranks that share each matrix.
-        expert: ranks over which experts are spread.
+    `replicate` counts copies of the sharded model; the others are ranks that share its parameters,
+    each matrix, and a layer's experts.
 
     Raises:
         ModelFolderError: one line that names the folder and the key.
     """
     spec = model_spec_from_hf(folder)
-    config = read_hf_config(folder)
-    if config["model_type"] == "llama":
-        config = with_llama_defaults(config, folder)
     with torch.device("meta"):
         model = spec.model.build()
     dims = ParallelDims(
@@ -68,37 +56,30 @@ def build_meta_model(
     assert spec.state_dict_adapter is not None
     hf = spec.state_dict_adapter(spec.model, None).to_hf(model.state_dict())
     return MetaModel(
-        config=config,
-        parameters={name: tuple(one.shape) for name, one in model.named_parameters()},
-        hf_shapes={name: tuple(one.shape) for name, one in hf.items()},
+        config=read_hf_config(folder),
+        parameters={name: tuple(weight.shape) for name, weight in model.named_parameters()},
+        hf_shapes={name: tuple(weight.shape) for name, weight in hf.items()},
     )
 
 
 def stored_shapes(folder: str | Path) -> Shapes:
     """Shapes by name from the headers of a folder's safetensors files; empty where there are none.
 
-    Raises:
-        ModelFolderError: if a file is not in that format.
+    Raises ModelFolderError for a file that is broken.
     """
     shapes: Shapes = {}
     for file in sorted(Path(folder).glob("*.safetensors")):
         try:
-            with file.open("rb") as stream:
-                (size,) = struct.unpack("<Q", stream.read(8))
-                header = json.loads(stream.read(min(size, file.stat().st_size)))
-            header.pop("__metadata__", None)
-            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items()}
-        except (struct.error, ValueError, AttributeError, TypeError, KeyError):
+            with safe_open(file, framework="pt") as tensors:
+                names = list(tensors.keys())
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in names}
+        except SafetensorError:
             raise ModelFolderError(f"{file} is not a safetensors file; copy it again") from None
     return shapes
 
 
 def check_stored(folder: object, wanted: Shapes, stored: Shapes) -> None:
-    """Compare names and shapes of a folder's weights with the model that its config.json describes.
-
-    Raises:
-        ModelFolderError: one line with the first difference and the number of others.
-    """
+    """Refuse weights whose names or shapes are not those that the config.json describes."""
     bad = [f"{name} is missing" for name in sorted(wanted.keys() - stored.keys())]
     bad += [
         f"{name} has shape {list(stored[name])}, config.json means {list(shape)}"
