@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm import EngineArgs, SamplingParams
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.llm_engine import LLMEngine
 
+from rollverify.config.environment import set_defaults
 from rollverify.config.tables import EngineConfig
 from rollverify.engine import vllm_cpu
 from rollverify.engine.engine import Completion, GenerationRequest
@@ -31,6 +29,12 @@ from rollverify.engine.vllm_cpu import (
 from rollverify.engine.vllm_outputs import finished_completion, paused_completion
 from rollverify.engine.weight_sync import fully_written
 from rollverify.errors import ConfigError, RolloutError
+
+set_defaults()  # vLLM reads its variables as it is imported
+
+from vllm import EngineArgs, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.llm_engine import LLMEngine
 
 logger = logging.getLogger(__name__)
 
