@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 Hook = Callable[[StepState], None]
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
-
 
 def hook_time_key(hook: str) -> str:
     """Key of a hook's seconds."""
@@ -82,17 +79,12 @@ class HookRegistry:
 
     def register(self, point: HookPoint, name: str, hook: Hook) -> None:
         """Append a hook to a point; its name becomes part of a metric key."""
-        hooks_at_point = self._at(point)
-        if not _NAME.fullmatch(name):
-            raise ValueError(
-                f"hook name {name!r} must be lower-case letters, digits and underscores"
-            )
         for other_point, hooks in self._hooks.items():
             if name in hooks:
                 raise ValueError(
                     f"hook {name!r} is already registered at {other_point}; names are unique"
                 )
-        hooks_at_point[name] = hook
+        self._hooks[point][name] = hook
 
     def register_if(self, point: HookPoint, name: str, hook: Hook | None) -> None:
         """Append a hook, or nothing where a run has no use for it."""
@@ -101,7 +93,7 @@ class HookRegistry:
 
     def run(self, point: HookPoint, state: StepState) -> None:
         """Run the point's hooks in order; an error gets a note naming hook, point and step."""
-        for name, hook in self._at(point).items():
+        for name, hook in self._hooks[point].items():
             start_s = time.perf_counter()
             try:
                 hook(state)
@@ -113,17 +105,10 @@ class HookRegistry:
 
     def names(self, point: HookPoint) -> list[str]:
         """Names of the point's hooks in running order."""
-        return list(self._at(point))
+        return list(self._hooks[point])
 
     def log_order(self) -> None:
         """Log which hooks run where; call once, when all are registered."""
         for point, hooks in self._hooks.items():
             if hooks:
                 logger.info("hooks at %s: %s", point, ", ".join(hooks))
-
-    def _at(self, point: HookPoint) -> dict[str, Hook]:
-        if point not in self._hooks:
-            raise ValueError(
-                f"unknown hook point {str(point)!r}; known points: {', '.join(HookPoint)}"
-            )
-        return self._hooks[point]

@@ -165,7 +165,7 @@ class RunCheckpoint:
         self.checkpointer.states["loop"] = self.loop_state
 
     def save(self, step: int) -> None:
-        """Write `step-N`, then delete what is older than the newest `keep`. Collective.
+        """Write `step-N`, then delete what is older than the newest `keep`.
 
         A complete checkpoint of the step is left as it is: it was loaded, and no step taken since.
         """
@@ -185,7 +185,7 @@ class RunCheckpoint:
             self._delete_old(step)
 
     def save_in_flight(self, step: int) -> None:
-        """Keep what the ranks hold beyond a step that may be saved already. Collective.
+        """Keep what the ranks hold beyond a step that may be saved already.
 
         The part of each rank is replaced as a whole and holds no reference to another's, so a
         complete checkpoint stays complete whenever this ends.
@@ -224,7 +224,7 @@ class RunCheckpoint:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def load_latest(self, last_step: int) -> int:
-        """Load the newest complete checkpoint, at most `last_step`; return its step. Collective."""
+        """Load the newest complete checkpoint, not beyond `last_step`; return its step."""
         steps = complete_steps(self.folder)
         if not steps:
             raise CheckpointError(

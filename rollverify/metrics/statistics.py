@@ -39,8 +39,6 @@ class Spread(NamedTuple):
 
 def t_quantile(degrees: float) -> float:
     """97.5th percentile of Student's t; between whole degrees the larger one below counts."""
-    if degrees < 1:
-        raise ValueError(f"degrees of freedom must be >= 1, got {degrees}")
     whole = int(degrees)
     if whole <= len(T_95):
         return T_95[whole - 1]

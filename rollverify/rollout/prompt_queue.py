@@ -82,7 +82,7 @@ class PromptQueue:
         return number * self.ranks.size + self.ranks.rank
 
     def put_back(self, group_id: int, prompt_index: int, num_requests: int) -> None:
-        """Return the prompt of a dropped group; it is drawn, with its id, before the stream goes on."""
+        """Return the prompt of a dropped group; it is drawn before the stream goes on."""
         if any(group_id == waiting for waiting, _, _ in self._returned):
             raise ValueError(f"group {group_id} was put back twice")
         entry = (group_id, prompt_index, num_requests)

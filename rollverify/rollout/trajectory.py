@@ -178,8 +178,6 @@ def num_fed_tokens(trajectory: TensorDict) -> int:
 
 def stacked(trajectories: Sequence[TensorDict], key: str) -> Tensor:
     """[B] values of a key with one value per trajectory, in order."""
-    if FIELDS[key].per:
-        raise ValueError(f"'{key}' holds one value per token")
     if not trajectories:
         return torch.zeros(0, dtype=FIELDS[key].dtype)
     return torch.stack([trajectory[key] for trajectory in trajectories])
@@ -289,8 +287,6 @@ def truncate(trajectory: TensorDict, num_kept: int) -> None:
 
 def set_outcome(trajectory: TensorDict, status: Status, reward: float) -> None:
     """Store how the response ended, or that it has not."""
-    if status is Status.UNFINISHED and reward != 0.0:
-        raise ValueError(f"{name_of(trajectory)} is unfinished and cannot have reward {reward}")
     trajectory["status"] = single_value("status", int(status))
     trajectory["reward"] = single_value("reward", reward)
 
