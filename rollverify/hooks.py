@@ -36,7 +36,7 @@ class StepState:
     """Reduced over ranks; keys of `metrics/names.py`."""
 
     phase_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Seconds, in the order the phases ran."""
+    """In the order the phases ran."""
 
 
 logger = logging.getLogger(__name__)

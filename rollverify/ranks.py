@@ -19,10 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Ranks that hold different data, or the whole world.
-
-    Every method but the properties, `send` and `receive` is collective over them and blocks.
-    """
+    """Ranks with different data, or the world; all but properties, `send`, `receive` collective."""
 
     rank: int = 0
     size: int = 1

@@ -113,8 +113,7 @@ class Checkpointer(Protocol):
 class LoopState(Stateful):
     """The loop's own state as one JSON text inside the checkpoint.
 
-    One text, because DCP reads back only keys that it finds in the state it is given, and lists in
-    here change their length.
+    DCP reads back only keys that it finds in the state it is given; lists in here change length.
     """
 
     collect: Callable[[], dict[str, Any]]

@@ -33,10 +33,7 @@ def keep_linear_weights_unpacked() -> None:
 
 
 def leave_out_token_ranks() -> None:
-    """Make vLLM's sampler give the log-prob of the chosen token alone, without its rank.
-
-    Nobody reads the rank, and on a CPU counting it costs a few percent of a decode step.
-    """
+    """Spare vLLM's sampler the rank of the chosen token, a few percent of a decode step."""
     from vllm.v1.outputs import LogprobsTensors
     from vllm.v1.sample.sampler import Sampler
 
@@ -55,10 +52,7 @@ def leave_out_token_ranks() -> None:
 
 
 def check_head_dim(model_folder: str, model_config: dict[str, Any]) -> None:
-    """Refuse a model that vLLM's CPU attention has no kernel for, by its config.json.
-
-    vLLM's own message names neither key nor cure; sizes the config lacks are left to vLLM.
-    """
+    """Refuse a model that vLLM's CPU attention has no kernel for; vLLM's message names no cure."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     try:
@@ -213,7 +207,7 @@ class StepThreads:
     """Chooses the CPU threads of an engine's steps."""
 
     def __init__(self, requested: int, num_parameters: int, *, on_cpu: bool) -> None:
-        """Without `on_cpu` torch's number of threads is left alone; see `step_threads`."""
+        """Without `on_cpu` torch's number of threads is left alone."""
         self._requested = requested
         self._num_parameters = num_parameters
         self._on_cpu = on_cpu

@@ -56,10 +56,7 @@ def paused_completion(state: Any, *, has_routing: bool = False) -> Completion:
 def _routing(
     name: str, num_context: int, num_generated: int, chunks: Sequence[Any]
 ) -> Tensor | None:
-    """Rows of routing laid end to end: uint8, or int16 where the engine says uint16.
-
-    Always a copy: each chunk may be a view of a whole step's array.
-    """
+    """Rows of routing laid end to end, a copy: uint8, or int16 where the engine says uint16."""
     num_rows = sum(len(chunk) for chunk in chunks)
     wanted = num_context + num_generated - 1 if num_generated else 0
     if num_rows != wanted:

@@ -99,7 +99,7 @@ class Recorder:
 
     resume_step: int = 0
     unlogged_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
-    """Seconds by phase of what followed the newest line; the next one carries them."""
+    """Seconds by phase since the newest line; the next one carries them."""
 
     def __post_init__(self) -> None:
         self._step_start_s: float | None = None

@@ -1,7 +1,4 @@
-"""The tables at the end of a run: accuracy, engine against trainer, time by phase.
-
-Reads the run folder's metrics.jsonl, so a resumed run reports all of its steps.
-"""
+"""The tables at the end of a run, from metrics.jsonl: accuracy, engine against trainer, time."""
 
 import json
 import re

@@ -38,7 +38,7 @@ class GroupChoice:
 
     dynamic_sampling: DynamicSamplingConfig
     has_signal: Callable[[Tensor], bool]
-    """[n] float32 rewards of a whole group -> whether it teaches something."""
+    """Of a whole group's rewards [n], float32."""
 
     num_groups: int
     """Of F_k, over all ranks."""
@@ -50,7 +50,7 @@ class GroupChoice:
     """Waits for rewards that are still missing."""
 
     _judged: dict[int, bool] = field(default_factory=dict[int, bool], init=False)
-    """Whether each complete group has a signal, by id."""
+    """Whether each complete group has a signal."""
 
     _num_taught: int = field(default=0, init=False)
     _num_silent: int = field(default=0, init=False)

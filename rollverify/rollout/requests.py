@@ -38,10 +38,7 @@ ResumedRouting = Literal["keep", "replace"]
 
 
 class ResponseGrading:
-    """The gradings of one rollout phase.
-
-    Beside the engine in threads, or in place, which is faster for rewards that only compare texts.
-    """
+    """Gradings of one phase: in threads beside the engine, or in place, faster for cheap ones."""
 
     def __init__(self, num_threads: int = 0) -> None:
         self._threads = ThreadPoolExecutor(num_threads, "grading") if num_threads else None

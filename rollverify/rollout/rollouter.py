@@ -48,8 +48,6 @@ class Rollouter:
     """The rollout phase of one rank."""
 
     loop: RequestLoop
-    """Shares the buffer."""
-
     buffer: TrajectoryBuffer
     queue: PromptQueue
     ledger: PromptLedger
@@ -63,11 +61,9 @@ class Rollouter:
     """Refuse to resume tokens that were not verified against the policy now."""
 
     ranks: Ranks
-    """The data ranks."""
-
     dynamic_sampling: DynamicSamplingConfig
     has_signal: Callable[[Tensor], bool]
-    """[n] float32 rewards of a whole group -> whether it teaches something."""
+    """Of a whole group's rewards [n], float32."""
 
     num_dropped: int = field(default=0, init=False)
     """Groups sent back to the queue so far."""
@@ -134,20 +130,13 @@ class Rollouter:
         self.is_on_policy = is_on_policy
 
     def drop_older(self, policy_version: int, *, verified: bool) -> None:
-        """Drop groups with older tokens; `verified` keeps those verified against this policy.
-
-        For a run that is resumed with another method, or after a failed phase.
-        """
+        """Drop groups with older tokens; `verified` keeps those verified against this policy."""
         rule = partial(is_current, policy_version=policy_version, verified=verified)
         why = "tokens of an older policy" + verified * " were not verified against this one"
         self._drop(rule, why)
 
     def drop_unrouted(self, *, recorded_later: int | None) -> None:
-        """Drop groups with tokens whose experts were not recorded and will not be.
-
-        For a run that is resumed with another mode of routing replay. Tokens of the version
-        `recorded_later` get their experts after the phase; None: none do.
-        """
+        """Drop groups with unrecorded experts, unless of version `recorded_later`."""
         rule = partial(is_routed, except_version=recorded_later)
         self._drop(rule, "the experts of some tokens were not recorded")
 

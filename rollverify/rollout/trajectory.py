@@ -77,10 +77,7 @@ SHARED = frozenset(("status", "group_id", "prompt_index", "sample_index", "verif
 
 
 def single_value(key: str, value: float) -> Tensor:
-    """A tensor [] of one value; for keys of `SHARED` the same object for the same value.
-
-    A tensor takes half a kilobyte beside its number, in a short response more than its tokens do.
-    """
+    """A tensor [] of one value; for keys of `SHARED` one object a value, which saves memory."""
     return _shared_value(key, value) if key in SHARED else _new_value(key, value)
 
 
@@ -186,10 +183,7 @@ def stacked(trajectories: Sequence[TensorDict], key: str) -> Tensor:
 def status_after(
     response_ids: Tensor | Sequence[int], *, stop_token_id: int, max_tokens: int
 ) -> Status:
-    """Status of a whole response, from its tokens [R] alone, whatever the engine said of its end.
-
-    A request may be paused in the very step that drew the stop token or the last allowed one.
-    """
+    """Status from all tokens [R] alone: a pause may fall into the step of the stop token."""
     if len(response_ids) > max_tokens:
         raise RolloutError(
             f"a response of {len(response_ids)} tokens is above the limit of {max_tokens}"
@@ -209,7 +203,7 @@ class Request(TypedDict):
     """Of its sampling stream."""
 
     mask_older: NotRequired[bool]
-    """Whether tokens of older versions leave the loss."""
+    """Tokens of older versions leave the loss."""
 
 
 def append_segment(
@@ -269,10 +263,7 @@ def _next_segment(trajectory: TensorDict, policy_version: int) -> tuple[int, boo
 
 
 def truncate(trajectory: TensorDict, num_kept: int) -> None:
-    """Keep the first tokens of the response (RollVerify Algorithm 2).
-
-    A response that loses a token is unfinished and has no reward.
-    """
+    """Keep the first tokens (RollVerify Algorithm 2); a response cut short is unfinished again."""
     size = len(trajectory["response_ids"])
     if not 0 <= num_kept <= size:
         raise ValueError(f"{name_of(trajectory)}: cannot keep {num_kept} of {size} tokens")
