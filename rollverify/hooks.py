@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,32 +18,30 @@ class StepState:
     """State of one iteration, made new at its start."""
 
     step: int
-    """1 for the first iteration of a run; goes on counting after a resume."""
+    """From 1; goes on counting after a resume."""
 
     policy_version: int
-    """Version k of the trainer's policy: k optimizer steps were taken."""
+    """k: optimizer steps taken."""
 
     finished: list[TensorDict] = field(default_factory=list["TensorDict"])
-    """F_k: the complete trajectories this iteration trains on."""
+    """F_k, trained on in this iteration."""
 
     unfinished: list[TensorDict] = field(default_factory=list["TensorDict"])
-    """U_k: the trajectories left over, to be resumed in a later iteration."""
+    """U_k, resumed in a later iteration."""
 
     acceptance_rate: float = 1.0
     """Share of U_k's response tokens left after filter and verification, over all ranks."""
 
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    """Values to be logged, already reduced over ranks; keys of `metrics/names.py`."""
+    """Reduced over ranks; keys of `metrics/names.py`."""
 
     phase_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Seconds each phase took, in the order the phases ran."""
+    """In the order the phases ran."""
 
 
 logger = logging.getLogger(__name__)
 
 Hook = Callable[[StepState], None]
-
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def hook_time_key(hook: str) -> str:
@@ -70,12 +67,10 @@ class HookPoint(StrEnum):
 
 @dataclass(kw_only=True)
 class HookRegistry:
-    """Hooks by point, run in the order they were registered.
+    """Hooks by point, run in the order they were registered, equal on every rank.
 
-    Every rank must register the same hooks in the same order, because hooks may use collectives.
-    A hook may edit the `StepState` and its own objects; it returns nothing and cannot skip a
-    phase. Each hook is timed into `state.metrics["time/hook/<name>_s"]`, so a name may be used
-    only once in the whole registry.
+    Hooks may use collectives. Each is timed into `state.metrics["time/hook/<name>_s"]`, so a name
+    is used only once.
     """
 
     _hooks: dict[HookPoint, dict[str, Hook]] = field(
@@ -83,22 +78,13 @@ class HookRegistry:
     )
 
     def register(self, point: HookPoint, name: str, hook: Hook) -> None:
-        """Append a hook to a point; its name becomes part of a metric key.
-
-        Raises:
-            ValueError: if the point is unknown, or the name is taken or malformed.
-        """
-        hooks_at_point = self._at(point)
-        if not _NAME.fullmatch(name):
-            raise ValueError(
-                f"hook name {name!r} must be lower-case letters, digits and underscores"
-            )
+        """Append a hook to a point; its name becomes part of a metric key."""
         for other_point, hooks in self._hooks.items():
             if name in hooks:
                 raise ValueError(
                     f"hook {name!r} is already registered at {other_point}; names are unique"
                 )
-        hooks_at_point[name] = hook
+        self._hooks[point][name] = hook
 
     def register_if(self, point: HookPoint, name: str, hook: Hook | None) -> None:
         """Append a hook, or nothing where a run has no use for it."""
@@ -106,11 +92,8 @@ class HookRegistry:
             self.register(point, name, hook)
 
     def run(self, point: HookPoint, state: StepState) -> None:
-        """Run the point's hooks in order; the first error stops them and propagates.
-
-        It gets a note naming hook, point and step.
-        """
-        for name, hook in self._at(point).items():
+        """Run the point's hooks in order; an error gets a note naming hook, point and step."""
+        for name, hook in self._hooks[point].items():
             start_s = time.perf_counter()
             try:
                 hook(state)
@@ -122,17 +105,10 @@ class HookRegistry:
 
     def names(self, point: HookPoint) -> list[str]:
         """Names of the point's hooks in running order."""
-        return list(self._at(point))
+        return list(self._hooks[point])
 
     def log_order(self) -> None:
         """Log which hooks run where; call once, when all are registered."""
         for point, hooks in self._hooks.items():
             if hooks:
                 logger.info("hooks at %s: %s", point, ", ".join(hooks))
-
-    def _at(self, point: HookPoint) -> dict[str, Hook]:
-        if point not in self._hooks:
-            raise ValueError(
-                f"unknown hook point {str(point)!r}; known points: {', '.join(HookPoint)}"
-            )
-        return self._hooks[point]

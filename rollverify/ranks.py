@@ -19,13 +19,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Ranks that hold different data, or the whole world.
-
-    Every method but the properties, `send` and `receive` is collective over them and blocks.
-    """
+    """Ranks with different data, or the world; all but properties, `send`, `receive` collective."""
 
     rank: int = 0
-    """Place of this rank among them."""
     size: int = 1
     group: dist.ProcessGroup | None = None
     """None for one rank, or for the whole world."""
@@ -52,11 +48,7 @@ class Ranks:
     def reduce(
         self, sums: Mapping[str, float], maxima: Mapping[str, float] | None = None
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Sums and maxima over ranks, by key, in float64.
-
-        Raises:
-            RuntimeError: if ranks pass as many keys but not the same ones.
-        """
+        """Sums and maxima over ranks, by key, in float64."""
         maxima = maxima or {}
         if self.size == 1:
             return dict(sums), dict(maxima)
@@ -128,14 +120,10 @@ class Ranks:
         return box[0]
 
     def agree(self, action: Callable[[], T]) -> list[T]:
-        """Run `action` on every rank; none waits for one on which it failed.
+        """Run `action` on every rank, results by rank; none waits for one on which it failed.
 
-        Returns:
-            What it returned, by rank; can be pickled. It must not communicate itself.
-
-        Raises:
-            CheckpointError: naming a rank, where it failed on another.
-            Exception: what it raised on this rank.
+        Results are pickled; `action` must not communicate. A failure elsewhere is a CheckpointError
+        that names the rank.
         """
         result: T | None = None
         failure: Exception | None = None

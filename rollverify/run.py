@@ -1,7 +1,4 @@
-"""The objects of one run on one rank, and what happens before, between and after its iterations.
-
-The iterations themselves are in `train.py`; `build.py` puts the objects together.
-"""
+"""The objects of one run on one rank, and what happens before, between and after its iterations."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -62,11 +59,9 @@ class Run:
     """Closed at the end: it may own processes."""
 
     def start(self) -> None:
-        """Write the config, bring the engine to the trainer's weights, measure the base model.
+        """Write the config, push the weights to the engine, measure the base model. Collective.
 
         The config comes this late so that a refused resume leaves the run's own config alone.
-
-        Collective: yes, over the world.
         """
         if self.rank == 0:
             for line in run_folder.changed_settings(self.folder, self.config):
@@ -93,10 +88,7 @@ class Run:
         return bool(Ranks.world().largest(int(self.stop.requested)))
 
     def finish(self) -> int:
-        """Save what was asked for, export, print the table; return the exit code.
-
-        Collective: yes, over the world.
-        """
+        """Save what was asked for, export, print the table; return the exit code. Collective."""
         done = self.policy.step
         if done < self.config.training.steps:
             if self.config.checkpoint.save_on_interrupt and done > 0:
@@ -118,11 +110,10 @@ class Run:
         return 0
 
     def save_after_failure(self) -> None:
-        """Keep what was generated when rollouts cannot go on.
+        """Keep what was generated when rollouts cannot go on; the caller raises. Collective.
 
-        The rollout engine of some rank failed for good, or too few prompts teach anything. The
-        trainer still holds the last step's policy, so this is a checkpoint of that step with
-        everything in flight. Collective: yes, over the world; the failure is raised on every rank.
+        The trainer still holds the last step's policy, so this is a checkpoint of that step with
+        everything in flight.
         """
         if self.config.checkpoint.every_steps and self.policy.step > 0:
             self.save_in_flight(self.policy.step)
@@ -150,10 +141,7 @@ class Run:
 
 
 def scores_unfinished(config: Config) -> bool:
-    """Whether the trainer scores what a phase leaves unfinished: to cut, to filter or to measure.
-
-    Only then does routing replay need the experts of unfinished responses from the trainer.
-    """
+    """Whether the trainer scores U_k: to cut, to filter or to measure."""
     method, verification = config.method.name, config.verification
     if method == "on_policy":
         return False
@@ -163,11 +151,7 @@ def scores_unfinished(config: Config) -> bool:
 def drop_what_may_not_resume(
     config: Config, rollouter: Rollouter, window: AcceptanceWindow, policy_version: int
 ) -> None:
-    """On-policy by the method or because the run has switched; after a resume, what may go on.
-
-    A run that is resumed as rollverify drops what another method never verified, and one with
-    routing replay what has no experts to replay.
-    """
+    """Set the mode; drop what was never verified (rollverify) or has no experts to replay."""
     has_switched = config.switching.enable and window.is_on_policy
     rollouter.is_on_policy = config.method.name == "on_policy" or has_switched
     if config.method.name == "rollverify":

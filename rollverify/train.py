@@ -55,11 +55,7 @@ def train(run: "Run") -> None:
 
 
 def train_to_end(run: "Run") -> int:
-    """Train and finish; when rollouts cannot go on, keep what was in flight.
-
-    Returns:
-        The exit code.
-    """
+    """Train and finish, return the exit code; a failed rollout first saves what was in flight."""
     try:
         train(run)
     except (EngineFailedError, NoSignalError):

@@ -1,8 +1,7 @@
 """Save and resume a run: each rank's own part, then model, optimizer, schedule and loop (DCP).
 
 A checkpoint is complete once DCP has written its `.metadata`, which it does last; only complete
-ones are ever loaded, and a run that dies inside a save resumes from the one before. Then come the
-digests of its files.
+ones are loaded, so a run that dies inside a save resumes from the one before. Then come digests.
 """
 
 import hashlib
@@ -37,11 +36,7 @@ _READ_ERRORS = (CheckpointException, OSError, RuntimeError, ValueError, KeyError
 
 
 def digests_of_rank(folder: Path, rank: int) -> dict[str, str]:
-    """Read back what a rank of the world has just written; most of it is still in memory.
-
-    Returns:
-        BLAKE2b digest (128 bits, hexadecimal) by file name.
-    """
+    """BLAKE2b (128 bits, hexadecimal) by name of the files a rank has just written."""
     files = sorted(folder.glob(f"__{rank}_*.distcp"))
     if rank == 0:
         files.append(folder / COMPLETE_FILE)
@@ -57,12 +52,8 @@ def write_digests(folder: Path, parts: Sequence[Mapping[str, str]]) -> None:
 def check_digests(folder: Path, rank: int, num_ranks: int) -> None:
     """Compare this rank's share of a complete checkpoint's files with their digests.
 
-    A checkpoint without digests is taken as it is, and that is said: it is what a kill leaves
-    between the last file and the digests, and as good as any. Any number of ranks may have
-    written it.
-
-    Raises:
-        CheckpointError: if a file is missing, cannot be read or is not as it was written.
+    Without digests it is taken as it is, with a warning: that is what a kill leaves between the
+    last file and the digests. Any number of ranks may have written it.
     """
     cure = f"delete {folder} to resume from the checkpoint before"
     try:
@@ -122,26 +113,20 @@ class Checkpointer(Protocol):
 class LoopState(Stateful):
     """The loop's own state as one JSON text inside the checkpoint.
 
-    One text, because DCP reads back only keys that it finds in the state it is given, and lists in
-    here change their length.
+    DCP reads back only keys that it finds in the state it is given; lists in here change length.
     """
 
     collect: Callable[[], dict[str, Any]]
     """JSON values, the same on every rank."""
 
     restore: Callable[[dict[str, Any]], None]
-    """Takes them back."""
 
     def state_dict(self) -> dict[str, Any]:
         """For DCP."""
         return {"json": json.dumps({"schema": SCHEMA_VERSION, **self.collect()})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """For DCP.
-
-        Raises:
-            CheckpointError: if the state was written under another schema.
-        """
+        """For DCP."""
         values = json.loads(state_dict["json"])
         schema = values.pop("schema", None)
         if schema != SCHEMA_VERSION:
@@ -161,18 +146,17 @@ class RunCheckpoint:
 
     checkpointer: Checkpointer
     model_shapes: Callable[[], dict[str, tuple[int, ...]]]
-    """Parameter shapes of this run's model, by name."""
+    """By parameter name."""
 
     loop_state: LoopState
     save_rank: Callable[[Path], None]
-    """Called on every rank; writes what only this rank holds into the folder of the step."""
+    """Writes what only this rank holds into the folder of the step."""
 
     load_rank: Callable[[Path], None]
-    """Called on every rank, after all else is loaded; takes it back from there, whatever the number
-    of ranks was."""
+    """Takes it back after all else is loaded, whatever the number of ranks was."""
 
     keep: int
-    """Complete checkpoints to keep, >= 1."""
+    """Complete checkpoints, >= 1."""
 
     world: Ranks
 
@@ -183,9 +167,6 @@ class RunCheckpoint:
         """Write `step-N`, then delete what is older than the newest `keep`.
 
         A complete checkpoint of the step is left as it is: it was loaded, and no step taken since.
-
-        Raises:
-            CheckpointError: on every rank, if one of them cannot write.
         """
         path = self.folder / f"step-{step}"
         if self._is_complete(step):
@@ -207,9 +188,6 @@ class RunCheckpoint:
 
         The part of each rank is replaced as a whole and holds no reference to another's, so a
         complete checkpoint stays complete whenever this ends.
-
-        Raises:
-            CheckpointError: on every rank, if one of them cannot write.
         """
         if self._is_complete(step):
             self.world.agree(lambda: self._write_rank(self.folder / f"step-{step}"))
@@ -245,12 +223,7 @@ class RunCheckpoint:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def load_latest(self, last_step: int) -> int:
-        """Load the newest complete checkpoint of a run that ends at `last_step`; return its step.
-
-        Raises:
-            CheckpointError: if there is none, it lies beyond the last step, belongs to another
-                model, or is damaged; for damage in the part of one rank on every rank.
-        """
+        """Load the newest complete checkpoint, not beyond `last_step`; return its step."""
         steps = complete_steps(self.folder)
         if not steps:
             raise CheckpointError(
@@ -306,16 +279,16 @@ class Checkpointing:
     """Saves every so many steps and after the last one, each step once."""
 
     save_step: Callable[[int], None]
-    """Writes the checkpoint of a step. Collective."""
+    """Collective."""
 
     every_steps: int
-    """Steps between checkpoints; 0 never saves."""
+    """0 never saves."""
 
     last_step: int
     """Saved in any case, unless `every_steps` is 0."""
 
     saved_step: int = field(default=0, init=False)
-    """Newest step saved by this process; 0 for none."""
+    """Newest of this process; 0 for none."""
 
     def is_due(self, step: int) -> bool:
         """Whether the step is to be saved; the same on every rank."""

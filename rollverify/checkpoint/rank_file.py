@@ -1,12 +1,9 @@
 """What one data rank alone holds of a run: its file in a checkpoint, and its return.
 
-U_k and what waits for its group, the prompt ledger, prompts that came back, counters and the place
-in the prompt stream. With another number of ranks everything is dealt out anew.
-
-The file is checked when it is read. Layout: safetensors. Every key of a trajectory is one array,
-the trajectories one after the other; `prompt_lengths` and `response_lengths` say where each begins,
-and `routing_lengths` where its expert ids do, if any trajectory has them. The metadata hold the
-values as JSON, the schema's number and a BLAKE2b digest over arrays and values.
+Layout: safetensors. Every key of a trajectory is one array, the trajectories one after the other;
+`prompt_lengths` and `response_lengths` say where each begins, `routing_lengths` where its expert
+ids do, if any has them. The metadata hold the values (ledger, queue, counters, place in the stream)
+as JSON, the schema's number and a BLAKE2b digest over arrays and values.
 """
 
 import hashlib
@@ -53,14 +50,7 @@ _OLDER = "delete its folder to resume from the checkpoint before"
 
 
 def save_rank_file(path: Path, trajectories: list[TensorDict], values: dict[str, Any]) -> None:
-    """Write the file; under its name there is always the old one or the whole new one.
-
-    The trajectories come back in their order; `values` are JSON values by string.
-
-    Raises:
-        CheckpointError: if it cannot be written.
-        ValueError: if a trajectory is invalid.
-    """
+    """Write trajectories and JSON values; under the name is the old file or the whole new one."""
     for trajectory in trajectories:
         validate_trajectory(trajectory)
     arrays = _joined(trajectories)
@@ -77,12 +67,7 @@ def save_rank_file(path: Path, trajectories: list[TensorDict], values: dict[str,
 
 
 def load_rank_file(path: Path) -> tuple[list[TensorDict], dict[str, Any]]:
-    """Read the trajectories and values that `save_rank_file` wrote.
-
-    Raises:
-        CheckpointError: if the file is missing, cut short, changed, of another schema, or holds a
-            trajectory that is not valid.
-    """
+    """Read what `save_rank_file` wrote; a damaged file is a CheckpointError."""
     arrays, metadata = _read(path)
     if metadata.get("schema") != str(SCHEMA_VERSION):
         raise CheckpointError(
@@ -177,13 +162,7 @@ class RankState:
     ranks: Ranks
 
     def save(self, folder: Path) -> None:
-        """Write this rank's file into a checkpoint's folder.
-
-        Ranks of one tensor-parallel group hold the same and write the same file.
-
-        Raises:
-            CheckpointError: if it cannot be written.
-        """
+        """Write this rank's file; ranks of one tensor-parallel group hold and write the same."""
         values = {
             "data_world_size": self.ranks.size,
             "temperature": self.rollout.temperature,
@@ -197,11 +176,7 @@ class RankState:
         save_rank_file(path, self.buffer.trajectories(), values)
 
     def load(self, folder: Path) -> None:
-        """Take back what `save` wrote, by however many ranks.
-
-        Raises:
-            CheckpointError: if a file is missing or damaged, or belongs to another run.
-        """
+        """Take back what `save` wrote, by however many ranks."""
         first = load_rank_file(folder / FILE_NAME.format(rank=0))
         num_saved = int(first[1]["data_world_size"])
         if first[1]["temperature"] != self.rollout.temperature:

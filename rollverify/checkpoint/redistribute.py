@@ -1,8 +1,5 @@
 """Shares out what a checkpoint's data ranks held over another number of data ranks.
 
-With the same number of ranks each takes its own part back instead, and the run goes on exactly as
-it would have.
-
 Example, 2 ranks to 1: rank 0 had drawn groups 0, 2, 4 of the stream, rank 1 only group 1. The one
 rank holds what was left of 0, 1, 2, 4; group 3, which nobody has drawn, is at the head of its
 queue; its stream goes on with group 5.
@@ -19,36 +16,22 @@ from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import num_tokens
 
 Part = tuple[list[TensorDict], dict[str, Any]]
-"""What one data rank saved: its trajectories, and the states of "buffer", "ledger", "queue" and
-"rollouter" under these keys."""
+"""Trajectories of a data rank, and its states "buffer", "ledger", "queue" and "rollouter"."""
 
 
 _COUNTED = ("buffer", "ledger", "rollouter")
-"""States that hold counts."""
 
 
 def redistribute(
     parts: Sequence[Part], ranks: Ranks, prompt_index_of: Callable[[int], int]
 ) -> Part:
-    """Give one rank of a new number of data ranks its part.
+    """The part of one rank of a new number of data ranks, from the parts of all old ones, by rank.
 
     Groups stay whole. The longest goes first, each to the rank with the fewest tokens so far.
     Groups of the stream that no rank had drawn, because the ranks were not equally far, wait in the
     queues together with those that had come back, so that no prompt is skipped. Counts that are
-    only ever added up over ranks are added up on rank 0.
-
-    Args:
-        parts: of all old data ranks, by rank; every new rank must be given the same.
-        ranks: the new data ranks.
-        prompt_index_of: place in the training set of the prompt at a place of the stream; a group's
-            id is the place of its prompt.
-
-    Returns:
-        The part of this rank. Its values also hold "num_drawn", the prompts of the stream before
-        the new ranks' next batch: where the loader has to go on.
-
-    Raises:
-        CheckpointError: if the parts do not belong together.
+    only ever added up over ranks are added up on rank 0. "num_drawn" says where the loader goes on.
+    `prompt_index_of`: place of the stream, a group's id -> place in the training set.
     """
     saved = [values for _, values in parts]
     groups = _groups(parts)

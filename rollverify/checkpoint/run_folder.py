@@ -1,8 +1,4 @@
-"""Where a run lives on disk: naming, finding the newest one, and what a resumed run must match.
-
-A run folder holds config.toml, config.json, checkpoints/, tb/, metrics.jsonl and, at its end,
-model/ and report.txt.
-"""
+"""Where a run lives on disk: config.toml, config.json, checkpoints/, tb/, metrics.jsonl, model/."""
 
 import time
 from collections.abc import Sequence
@@ -22,10 +18,6 @@ def resolve(argv: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
     """The config of a command line and, with --resume, the folder of the run to go on with.
 
     Without --config a resumed run takes the config that its folder holds; flags still win.
-
-    Raises:
-        ConfigError: see `load_config`.
-        CheckpointError: if there is no such run.
     """
     loaded = load_config(argv)
     if loaded.resume is None:
@@ -39,11 +31,7 @@ def resolve(argv: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
 
 
 def find_run(config: Config, resume: str, flag: str = "--resume") -> Path:
-    """Folder of a run: as named by `flag`, or "latest", the newest one with checkpoints.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
+    """Folder of a run: as named by `flag`, or "latest", the newest one with checkpoints."""
     if resume != LATEST:
         folder = Path(resume)
         if not folder.is_dir():
@@ -60,11 +48,7 @@ def find_run(config: Config, resume: str, flag: str = "--resume") -> Path:
 
 
 def create(config: Config) -> Path:
-    """Make a new, empty run folder. Call on one rank.
-
-    Raises:
-        ConfigError: if it cannot be written.
-    """
+    """Make a new, empty run folder. Call on one rank."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     base = Path(config.run.output_dir) / f"{config.run.name}-{stamp}"
     for attempt in range(100):
@@ -91,11 +75,7 @@ def changed_settings(folder: Path, config: Config) -> list[str]:
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write the resolved config as TOML, to start from, and as JSON, to compare.
-
-    Raises:
-        ConfigError: if the folder cannot be written.
-    """
+    """Write the resolved config as TOML, to start from, and as JSON, to compare."""
     try:
         for name, text in ((CONFIG_TOML, to_toml(config)), ("config.json", to_json(config))):
             write_atomic(folder / name, text)

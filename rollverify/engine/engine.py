@@ -20,20 +20,19 @@ class GenerationRequest:
     """Unique among the requests in flight."""
 
     token_ids: tuple[int, ...]
-    """Prompt and, when resumed, the response so far; at least one id."""
+    """Prompt and, when resumed, the response so far."""
 
     max_tokens: int
-    """Tokens to generate at most, >= 1."""
+    """To generate, >= 1."""
 
     seed: int
-    """Seed of this request's own random stream; ignored when greedy."""
+    """Of this request's own random stream."""
 
     temperature: float
-    """> 0 samples at this temperature; 0 is greedy."""
+    """0 is greedy."""
 
     top_p: float = 1.0
-    """Smallest probability mass that is sampled from, in (0, 1]; 1 is the full distribution, which
-    training needs: below 1 the log-probs are renormalised."""
+    """In (0, 1]; training needs 1: below it the log-probs are renormalised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,23 +40,20 @@ class Completion:
     """What one request generated."""
 
     request_id: str
-    """Id of the request."""
-
     token_ids: list[int]
-    """Generated ids, the stop token included."""
+    """The stop token included."""
 
     logprobs: list[float]
-    """Log-prob of each generated id in nats, after the temperature; 0.0 each when greedy."""
+    """In nats, after the temperature; 0.0 each when greedy."""
 
     finish_reason: FinishReason
-    """`stop` where the stop token was drawn, `length` where `max_tokens` was reached, `paused`
-    where the request was ended from outside."""
+    """"paused" where the request was ended from outside."""
 
     routed_experts: Tensor | None = None
-    """[len(request.token_ids) + len(token_ids) - 1, L, K] uint8, int16 beyond 256 experts: ids of
-    the K experts of every token fed, in each of the model's L layers (0 in layers without experts).
-    Row j routed the pass that predicted token j + 1; the last generated token was not fed. None
-    where the engine does not record routing or nothing was generated."""
+    """[len(request.token_ids) + len(token_ids) - 1, L, K] uint8, int16 beyond 256 experts.
+
+    The K experts of every token fed, in each of L layers (0 in those without experts); row j routed
+    the pass that predicted token j + 1. None where nothing is recorded or generated."""
 
 
 class RolloutEngine(Protocol):

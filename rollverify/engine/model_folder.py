@@ -12,17 +12,17 @@ from tokenizers import Tokenizer
 from rollverify.errors import ConfigError, DataError
 
 NUM_EXPERTS_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-"""Names under which a config.json says how many experts a layer has."""
+"""Names of the number of experts in config.json."""
 
 
 class RoutingShape(NamedTuple):
     """What the expert ids of one token look like."""
 
     num_layers: int
-    """All layers of the model, dense ones included; their ids are never read."""
+    """Dense ones included; their ids are never read."""
     experts_per_token: int
     num_experts: int
-    """Experts of a layer."""
+    """Of a layer."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -45,15 +45,7 @@ def has_experts(model_config: dict[str, Any]) -> bool:
 
 
 def check_experts(model_folder: str, model_config: dict[str, Any]) -> None:
-    """Refuse to record the routing of a model without experts.
-
-    Args:
-        model_folder: named in the error.
-        model_config: contents of the folder's config.json.
-
-    Raises:
-        ConfigError: if the model has none.
-    """
+    """Refuse to record the routing of a model without experts, by its config.json."""
     if not has_experts(model_config):
         raise ConfigError(
             f"'{model_folder}' has no experts whose routing could be recorded; use a "
@@ -66,8 +58,6 @@ class ModelFolder:
     """What is known of a model before its weights are read."""
 
     path: Path
-    """Hugging Face folder."""
-
     vocab_size: int
     """Rows of the embedding."""
 
@@ -75,13 +65,9 @@ class ModelFolder:
     """Context length, tokens."""
 
     stop_token_id: int
-    """Id that ends a response."""
-
     tokenizer: Tokenizer
-    """From tokenizer.json."""
-
     routing: RoutingShape | None = None
-    """Layers and experts of a mixture-of-experts model; None for a dense one."""
+    """None for a dense model."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""
@@ -89,16 +75,7 @@ class ModelFolder:
 
 
 def read_model_folder(path: Path, max_sequence_tokens: int) -> ModelFolder:
-    """Check a model folder and read its tokenizer.
-
-    Args:
-        path: Hugging Face folder.
-        max_sequence_tokens: longest prompt plus response of the run.
-
-    Raises:
-        ConfigError: if the folder is missing or incomplete, or its context is too short.
-        DataError: if tokenizer and model do not belong together.
-    """
+    """Check a model folder and read its tokenizer."""
     if not path.is_dir():
         raise ConfigError(f"model.path '{path}' is not a folder; give a Hugging Face model folder")
     config = _read_json(path / "config.json", path)

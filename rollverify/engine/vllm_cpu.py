@@ -1,7 +1,7 @@
 """What vLLM on CPUs needs so that weights can be replaced while the engine lives, and to be quick.
 
 vLLM rearranges weights once, after loading, for its CPU kernels; what is here makes later loads
-reach what the kernels read. Does not start an engine, nor decide when weights are loaded.
+reach what the kernels read.
 """
 
 import contextlib
@@ -33,11 +33,7 @@ def keep_linear_weights_unpacked() -> None:
 
 
 def leave_out_token_ranks() -> None:
-    """Make vLLM's sampler give the log-prob of the chosen token alone, without its rank.
-
-    Nobody reads the rank, and on a CPU counting it costs a few percent of a decode step. Requests
-    for further tokens are served as before. May be called again.
-    """
+    """Spare vLLM's sampler the rank of the chosen token, a few percent of a decode step."""
     from vllm.v1.outputs import LogprobsTensors
     from vllm.v1.sample.sampler import Sampler
 
@@ -56,15 +52,7 @@ def leave_out_token_ranks() -> None:
 
 
 def check_head_dim(model_folder: str, model_config: dict[str, Any]) -> None:
-    """Refuse a model that vLLM's CPU attention has no kernel for.
-
-    Args:
-        model_folder: named in the error.
-        model_config: contents of the folder's config.json; sizes it lacks are left to vLLM.
-
-    Raises:
-        ConfigError: naming the head sizes there are; vLLM's own message names neither key nor cure.
-    """
+    """Refuse a model that vLLM's CPU attention has no kernel for; vLLM's message names no cure."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     try:
@@ -84,16 +72,9 @@ def check_head_dim(model_folder: str, model_config: dict[str, Any]) -> None:
 def load_experts_packed(model: torch.nn.Module) -> int:
     """Make every later load of expert weights write the layout that vLLM's CPU kernel reads.
 
-    The kernel reads expert weights in blocks of output rows, packed once after the first load in
-    place of the plain ones. vLLM's own loader knows nothing of it: a second load would write plain
-    rows over packed blocks, without any error. No second copy of the experts is kept.
-
-    Args:
-        model: vLLM's model, its weights loaded.
-
-    Returns:
-        Layers whose loaders were replaced; 0 for a model without experts and where vLLM kept its
-        expert weights plain.
+    The kernel reads blocks of output rows, packed once after the first load in place of the plain
+    ones; vLLM's own loader would write plain rows over them, without any error. Returns the layers
+    changed: 0 without experts and where vLLM kept them plain.
     """
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
@@ -124,19 +105,9 @@ def _load_packed(
 ) -> bool | None:
     """Write one projection of one expert; named and called as vLLM's `weight_loader` is.
 
-    Args:
-        param: [experts, 2 * padded, hidden] for w1 (gate) and w3 (up), [experts, hidden, padded]
-            for w2 (down), packed; `padded` is `size` rounded up for the kernel.
-        loaded_weight: [size, hidden], for w2 [hidden, size].
-        weight_name: vLLM's name, for errors.
-        shard_id: "w1", "w2" or "w3".
-        expert_id: the expert.
-        return_success: whether the caller wants to know that it was written.
-        isa: instruction set whose layout is packed.
-        size: the experts' size in the model.
-
-    Raises:
-        ValueError: if the weight has another shape than the engine's.
+    param: [experts, 2 * padded, hidden] for w1 (gate) and w3 (up), [experts, hidden, padded] for w2
+    (down), packed; `padded` is `size` rounded up for the kernel.
+    loaded_weight: [size, hidden], for w2 [hidden, size].
     """
     packed = param.data[expert_id].view(-1)
     if shard_id == "w2":
@@ -161,13 +132,10 @@ def _load_packed(
 
 
 def list_blocks_of_prompts_only(scheduler: Any) -> None:
-    """Make a scheduler list the blocks of requests without output alone.
+    """Make vLLM's scheduler list the blocks of requests without output alone.
 
     A request with output gets its rows from the step itself, so its list is never looked at; that
     is so after a preemption too, since it keeps its output.
-
-    Args:
-        scheduler: vLLM's, with `enable_return_routed_experts` on; changed in place.
     """
     update = scheduler._update_after_schedule
 
@@ -224,17 +192,11 @@ def cpu_threads(num_threads: int) -> Iterator[None]:
 
 
 def step_threads(requested: int, num_parameters: int, num_tokens: int) -> int:
-    """CPU threads for one step of an engine, 0 for torch's own number.
+    """CPU threads for one step of an engine, 0 for torch's own number; `requested` 0 decides here.
 
-    Args:
-        requested: what the user set; 0 lets the size of the step decide.
-        num_parameters: of the model.
-        num_tokens: that the step computes, of prompts and of running responses.
-
-    Returns:
-        1 for a step so small that waking threads costs more than they save. On two cores two
-        threads were 0.8 x as fast as one at 16 and 32 sequences of models of 0.1M, 0.8M and 1.2M
-        parameters, and equally fast at 240, 100 and 200.
+    1 for a step so small that waking threads costs more than they save. On two cores two threads
+    were 0.8 x as fast as one at 16 and 32 sequences of models of 0.1M, 0.8M and 1.2M parameters,
+    and equally fast at 240, 100 and 200.
     """
     if requested:
         return requested
@@ -245,13 +207,7 @@ class StepThreads:
     """Chooses the CPU threads of an engine's steps."""
 
     def __init__(self, requested: int, num_parameters: int, *, on_cpu: bool) -> None:
-        """Set up.
-
-        Args:
-            requested: see `step_threads`.
-            num_parameters: of the model.
-            on_cpu: False leaves torch's number of threads alone.
-        """
+        """Without `on_cpu` torch's number of threads is left alone."""
         self._requested = requested
         self._num_parameters = num_parameters
         self._on_cpu = on_cpu

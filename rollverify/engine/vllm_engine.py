@@ -2,7 +2,6 @@
 
 One independent engine per rank: rank variables are hidden from vLLM while it is built.
 Sampling settings come from the requests alone; a model's `generation_config.json` is not read.
-Does not decide what to generate or when to load weights.
 """
 
 import logging
@@ -69,13 +68,8 @@ class VllmEngine:
     ) -> None:
         """Start the engine and run one short generation, so that no later step pays for warm-up.
 
-        `max_model_len` is the longest prompt plus response in tokens; requests carry seeds of their
-        own. With `record_routing` completions say which experts each token was routed to: layers *
-        experts per token bytes of main memory per token of KV cache, twice beyond 256 experts.
-
-        Raises:
-            ConfigError: if vLLM refuses the settings or has no CPU kernel for the head size, or
-                routing is to be recorded of a model without experts.
+        `max_model_len` is the longest prompt plus response in tokens. `record_routing` takes layers
+        * experts per token bytes of main memory per token of KV cache, twice beyond 256 experts.
         """
         on_cpu, config = not torch.cuda.is_available(), read_model_config(model_folder)
         if record_routing:
@@ -132,11 +126,7 @@ class VllmEngine:
         self.reset_prefix_cache()
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            RolloutError: if prompt plus `max_tokens` does not fit the engine's context.
-        """
+        """Queue a request."""
         needed = len(request.token_ids) + request.max_tokens
         if needed > self._max_model_len:
             raise RolloutError(
@@ -176,13 +166,9 @@ class VllmEngine:
         return completions
 
     def pause(self) -> list[Completion]:
-        """End every request; return what each has generated up to and with the last step.
+        """End every request, in the order added; return what each has generated so far.
 
-        Outputs are read before the requests are aborted: vLLM forgets them then. One completion
-        per request, in the order they were added; one that has not had its turn has no tokens.
-
-        Raises:
-            RolloutError: if a request in flight is not found under its name, or is not gone after.
+        Outputs are read before the requests are aborted: vLLM forgets them then.
         """
         states = self._engine.output_processor.request_states
         ids = list(states)
@@ -220,9 +206,6 @@ class VllmEngine:
         """Write weights (Hugging Face names, full tensors) into the running model, one at a time.
 
         Gives vLLM's names of the parameters written, those of experts only if all experts were.
-
-        Raises:
-            RolloutError: if requests are running; they would mix two policies in one token.
         """
         if self.num_unfinished:
             raise RolloutError(f"weights loaded while {self.num_unfinished} requests are running")
@@ -240,11 +223,7 @@ class VllmEngine:
         return fully_written(written, sent, sizes)
 
     def reset_prefix_cache(self) -> None:
-        """Forget keys and values computed under older weights.
-
-        Raises:
-            RolloutError: if vLLM could not, because requests still hold blocks.
-        """
+        """Forget keys and values computed under older weights."""
         if not self._engine.reset_prefix_cache():
             raise RolloutError("the prefix cache could not be cleared: requests still hold blocks")
 

@@ -1,7 +1,6 @@
-"""Turns what vLLM says about a request into a `Completion`. Does not import vllm.
+"""Turns what vLLM says about a request into a `Completion`, without importing vllm.
 
-Outputs are cumulative: a completion holds everything its request generated, not a difference. Does
-not judge which experts were chosen; only that every token fed has a row of them.
+Outputs are cumulative: a completion holds everything its request generated, not a difference.
 """
 
 from collections.abc import Sequence
@@ -17,19 +16,7 @@ _FINISH_REASONS = ("stop", "length")
 
 
 def finished_completion(output: Any, *, has_routing: bool = False) -> Completion:
-    """Completion of a request that vLLM has ended.
-
-    Args:
-        output: vLLM's `RequestOutput`, finished.
-        has_routing: whether the engine records routing.
-
-    Returns:
-        Ids, and for each the sampled token's own log-prob; the experts of every token fed.
-
-    Raises:
-        RolloutError: if the engine ended the request for another reason than stop or length, or
-            log-probs or rows of routing are not those of the ids.
-    """
+    """Completion of a finished `RequestOutput` of vLLM; ended otherwise is a RolloutError."""
     result = output.outputs[0]
     if result.finish_reason not in _FINISH_REASONS:
         raise RolloutError(
@@ -51,18 +38,7 @@ def finished_completion(output: Any, *, has_routing: bool = False) -> Completion
 
 
 def paused_completion(state: Any, *, has_routing: bool = False) -> Completion:
-    """What a request in flight has generated so far.
-
-    Args:
-        state: vLLM's `RequestState` of the output processor.
-        has_routing: whether the engine records routing.
-
-    Returns:
-        Completion with `finish_reason` "paused".
-
-    Raises:
-        RolloutError: if log-probs or rows of routing are not those of the ids.
-    """
+    """What a request in flight has generated so far, from its `RequestState` in vLLM."""
     token_ids, routed_experts = list(state.detokenizer.output_token_ids), None
     name = state.external_req_id
     if has_routing:
@@ -80,11 +56,7 @@ def paused_completion(state: Any, *, has_routing: bool = False) -> Completion:
 def _routing(
     name: str, num_context: int, num_generated: int, chunks: Sequence[Any]
 ) -> Tensor | None:
-    """Rows of routing laid end to end: uint8, or int16 where the engine says uint16.
-
-    The engine hands over the context's rows with the first token and one row with each later one;
-    each chunk may be a view of a whole step's array, so that the result is always a copy.
-    """
+    """Rows of routing laid end to end, a copy: uint8, or int16 where the engine says uint16."""
     num_rows = sum(len(chunk) for chunk in chunks)
     wanted = num_context + num_generated - 1 if num_generated else 0
     if num_rows != wanted:
@@ -103,10 +75,7 @@ def _routing(
 
 
 def _logprobs(name: str, token_ids: list[int], flat: Any) -> list[float]:
-    """The sampled tokens' own log-probs in nats; 0.0 each for a greedy request.
-
-    Flat log-probs list one or more candidates per position; the sampled one comes first.
-    """
+    """Log-probs in nats of the sampled tokens, the first of each position; 0.0 when greedy."""
     if flat is None:
         return [0.0] * len(token_ids)
     if len(flat) != len(token_ids):

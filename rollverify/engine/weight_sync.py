@@ -25,20 +25,20 @@ class WeightSync:
 
     engine: RolloutEngine
     parameters: Callable[[], Iterator[tuple[str, Tensor]]]
-    """Yields (Hugging Face name, full tensor); gathers over ranks."""
+    """Yields (Hugging Face name, full tensor). Collective."""
     trainer_score: Callable[[list[int]], list[float]]
-    """Log-probs of ids 1.. at temperature 1 in nats; gathers over ranks."""
+    """Log-probs of ids 1.. at temperature 1 in nats. Collective."""
     probe_ids: list[int]
-    """At least 2 token ids, the same in every call."""
+    """At least 2."""
     parity_tolerance: float
     """Largest |engine - trainer| log-prob allowed, nats."""
 
     policy_version: int | None = field(default=None, init=False)
     """Version the engine holds; None before the first push and after a failed one."""
     parity_abs_max: float = field(default=0.0, init=False)
-    """Largest log-prob gap of the last probe, nats."""
+    """Of the last probe, nats."""
     push_s: float = field(default=0.0, init=False)
-    """Seconds of the last push, probe included."""
+    """Probe included."""
     _expected_names: frozenset[str] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -47,12 +47,9 @@ class WeightSync:
             raise ValueError(f"the probe needs at least 2 tokens, got {len(self.probe_ids)}")
 
     def push(self, policy_version: int) -> None:
-        """Transfer the trainer's weights, clear the prefix cache, probe. Collective over the world.
+        """Transfer the trainer's weights, clear the prefix cache, probe. Collective.
 
-        Raises:
-            WeightSyncError: if names differ from the first transfer, come twice, are unknown to the
-                engine or of another shape there, or the engine did not write every parameter.
-            StaleWeightsError: if the probe's gap exceeds the tolerance.
+        Wrong names or shapes are a WeightSyncError, a gap above the tolerance a StaleWeightsError.
         """
         start_s = time.perf_counter()
         self.policy_version = None
@@ -125,16 +122,10 @@ _PARTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
 def fully_written(
     written: Iterable[str], sent: Iterable[str], num_rows: Mapping[str, int]
 ) -> set[str]:
-    """Parameters of which every part was sent.
+    """The engine's parameters of which every part was sent, for experts all of them.
 
-    Args:
-        written: names as the engine's loader reports them; it leaves `routed_experts.` out.
-        sent: Hugging Face names handed to the loader.
-        num_rows: size of the first dimension of each of the engine's parameters, for experts their
-            number.
-
-    Returns:
-        The engine's own names; parameters of which some experts did not come are left out.
+    `written`: names of the engine's loader, which leaves `routed_experts.` out; `sent`: Hugging
+    Face names; `num_rows`: size of each parameter's first dimension.
     """
     came: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name in sent:

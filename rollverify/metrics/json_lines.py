@@ -15,11 +15,10 @@ SLOTS_FILE = "slots.jsonl"
 
 
 class JsonLines:
-    """A file of JSON lines, one or more per step; only rank 0 writes.
+    """A file of JSON lines, one or more per step; every rank calls, only rank 0 writes.
 
-    One per process, made after the run's folder; every rank calls the same methods. Lines of steps
-    after `resume_step` are dropped when it is opened. With `every_step`, one warning says if a step
-    before has no line.
+    Lines of steps after `resume_step` are dropped when it is opened. With `every_step`, one warning
+    says if a step before has no line.
     """
 
     def __init__(
@@ -35,11 +34,7 @@ class JsonLines:
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append the lines of a step and flush them.
-
-        Raises:
-            ValueError: if a value is not finite.
-        """
+        """Append the lines of a step and flush them; values must be finite."""
         if self._file is None:
             return
         lines = [json.dumps({"step": step, **record}, allow_nan=False) for record in records]

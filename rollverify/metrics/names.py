@@ -1,7 +1,4 @@
-"""Every metric key with its unit and meaning; a key that is not here cannot be logged.
-
-A `<...>` in a key stands for any name of letters, digits and underscores.
-"""
+"""Every metric key with its unit and meaning; `<...>` stands for letters, digits, underscores."""
 
 import re
 from typing import NamedTuple

@@ -83,28 +83,23 @@ _CONSOLE_METRICS = (
 
 @dataclass(kw_only=True)
 class Recorder:
-    """Takes metrics of the whole run, already reduced over ranks; only rank 0 writes.
+    """Takes metrics of the whole run, already reduced over ranks; every rank calls, rank 0 writes.
 
-    One per process, made after the run's folder; every rank calls the same methods.
-    A run that is resumed after step s passes `resume_step=s` with the same folder: what an
-    earlier process wrote for later steps is dropped, so each step appears once.
+    A run resumed after step s passes `resume_step=s`: what an earlier process wrote for later steps
+    is dropped, so each step appears once.
     """
 
     folder: Path
     rank: int
-    """Global."""
-
     world_size: int
     total_steps: int
-    """Last step of the run, for the bar and the console line."""
-
     tensorboard: bool
     progress: bool
     """Draw a bar, if stderr is a terminal."""
 
     resume_step: int = 0
     unlogged_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
-    """Seconds by phase of what followed the newest line; the next one carries them."""
+    """Seconds by phase since the newest line; the next one carries them."""
 
     def __post_init__(self) -> None:
         self._step_start_s: float | None = None
@@ -150,9 +145,6 @@ class Recorder:
 
         Adds `time/step_s`, the time since the first phase of the step began, and the seconds of
         what followed the line before.
-
-        Raises:
-            ValueError: on every rank, if a metric key is not declared.
         """
         undeclared = sorted(key for key in state.metrics if not is_declared(key))
         if undeclared:

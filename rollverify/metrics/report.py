@@ -1,7 +1,4 @@
-"""The tables at the end of a run: accuracy, engine against trainer, time by phase.
-
-Reads the run folder's metrics.jsonl, so a resumed run reports all of its steps.
-"""
+"""The tables at the end of a run, from metrics.jsonl: accuracy, engine against trainer, time."""
 
 import json
 import re
@@ -14,10 +11,7 @@ from rollverify.metrics.recorder import METRICS_FILE, TENSORBOARD_FOLDER
 
 
 def summary_table(rows: Sequence[Sequence[str]]) -> str:
-    """Align rows of cells into a table; the first row is the header.
-
-    The first column is aligned left, the others right, as numbers are. No newline at the end.
-    """
+    """Align rows of cells, a header first: the first column left, the others right."""
     if not rows:
         return ""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
@@ -115,11 +109,8 @@ def final_report(
 ) -> str:
     """Print the tables, keep them as report.txt in the run folder and return them.
 
-    Args:
-        folder: of the run.
-        results: evaluation metrics by step; empty where evaluation was off.
-        unlogged_s: seconds by phase of what followed the last line, such as its checkpoint.
-        segment_threshold: d_s; None where nothing is verified.
+    `unlogged_s`: seconds by phase of what followed the last line, such as its checkpoint;
+    `segment_threshold`: d_s, None where nothing is verified.
     """
     lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     steps = [record for line in lines if (record := json.loads(line))["step"] > 0]

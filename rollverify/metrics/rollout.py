@@ -19,11 +19,7 @@ from rollverify.rollout.trajectory import Status, stacked
 
 
 def distribution(prefix: str, values: Sequence[int]) -> dict[str, float]:
-    """Metrics `<prefix>_mean`, `_p50`, `_p95` and `_max` of some counts.
-
-    Percentiles interpolate linearly between the two nearest ranks. Nothing without values, because
-    no number would be true.
-    """
+    """`<prefix>_mean`, `_p50`, `_p95` and `_max` of counts, linearly interpolated; {} of none."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -48,20 +44,15 @@ class RolloutMetrics:
 
     rollouter: Rollouter
     decode: Callable[[Sequence[int]], str]
-    """Ids -> text."""
-
     log_text: Callable[[str, str, int], None]
-    """Takes tag, text and step; writes on rank 0 only."""
+    """Takes tag, text and step."""
 
     metrics: MetricsConfig
     epoch: Callable[[], int]
-    """Epoch of the prompts just used."""
-
     ranks: Ranks
 
     grading_counts: Callable[[], dict[str, int]] = dict
-    """Gradings since the last call that say nothing of the response, by kind; {} for rewards that
-    always have a verdict."""
+    """Gradings by kind since the last call that say nothing of the response."""
 
     def __call__(self, state: StepState) -> None:
         """Reduce over ranks and write. Collective."""

@@ -25,16 +25,13 @@ class NativeMismatch:
     """Hook: every so many steps scores F_k without replay, before the step."""
 
     scorer: TrajectoryScorer
-    """Scores under the trainer's weights, the router choosing."""
+    """Under the trainer's weights, the router choosing."""
 
     every_steps: int
     ranks: Ranks
 
     def __call__(self, state: StepState) -> None:
-        """Fill `mismatch/native_*` from tokens of this version in the loss.
-
-        Collective over the world.
-        """
+        """Fill `mismatch/native_*` from tokens of this version in the loss. Collective."""
         if (state.step - 1) % self.every_steps:
             return
         own = self.scorer.score(state.finished)

@@ -30,7 +30,7 @@ class Spread(NamedTuple):
     num: int
     mean: float
     std: float | None
-    """Unbiased standard deviation; None for a single value."""
+    """Unbiased; None for a single value."""
     low: float
     high: float
     interval: Interval | None
@@ -38,16 +38,7 @@ class Spread(NamedTuple):
 
 
 def t_quantile(degrees: float) -> float:
-    """97.5th percentile of Student's t; between whole degrees the larger one below counts.
-
-    Args:
-        degrees: degrees of freedom, >= 1.
-
-    Raises:
-        ValueError: fewer than 1.
-    """
-    if degrees < 1:
-        raise ValueError(f"degrees of freedom must be >= 1, got {degrees}")
+    """97.5th percentile of Student's t; between whole degrees the larger one below counts."""
     whole = int(degrees)
     if whole <= len(T_95):
         return T_95[whole - 1]
@@ -58,11 +49,7 @@ def t_quantile(degrees: float) -> float:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Mean, range and t-interval of the mean; None without values.
-
-    Args:
-        values: one per seed.
-    """
+    """Mean, range and t-interval of the mean; None without values."""
     if not values:
         return None
     mean = statistics.fmean(values)
@@ -75,12 +62,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
-    """Welch's interval of the difference of two means; None where one has fewer than two values.
-
-    Args:
-        ours: values over seeds.
-        theirs: values over seeds; taken away from ours.
-    """
+    """Welch's interval of the mean of `ours` minus `theirs`; None for fewer than two values."""
     if len(ours) < 2 or len(theirs) < 2:
         return None
     mean = statistics.fmean(ours) - statistics.fmean(theirs)
@@ -94,15 +76,7 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval | Non
 
 
 def wilson(share: float, num: int) -> Interval:
-    """Wilson's interval of a share.
-
-    Args:
-        share: of successes, in [0, 1].
-        num: independent trials, >= 1.
-
-    Raises:
-        ValueError: a share outside [0, 1], or no trial.
-    """
+    """Wilson's interval of a share of successes in `num` independent trials."""
     if num < 1 or not 0 <= share <= 1:
         raise ValueError(f"a share in [0, 1] of at least one trial is needed: {share} of {num}")
     weight = Z_95**2 / num
@@ -120,9 +94,8 @@ def sample_counts(num_samples: int) -> list[int]:
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     """Unbiased estimate of the chance that at least one of k responses is right.
 
-    1 - C(n - c, k) / C(n, k), the share of the k-subsets of the n responses that hold one of the c
-    right ones (Chen et al. 2021, arXiv 2107.03374, Eq. 1); in whole numbers, so that nothing
-    overflows or rounds.
+    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, Eq. 1); in whole numbers, so that
+    nothing overflows or rounds.
     """
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
@@ -130,9 +103,8 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 def majority_at_k(answers: Sequence[str | None], is_right: Sequence[bool], k: int) -> float:
     """Chance that the most frequent answer of k responses is right.
 
-    The responses are taken in blocks of k, in order; a rest shorter than k is left out. The blocks
-    are independent, so their mean is unbiased. A response whose answer is None does not vote; of
-    answers with equally many votes each counts the same share.
+    Taken in blocks of k, in order, so the mean is unbiased; a shorter rest is left out. None does
+    not vote; of answers with equally many votes each counts the same share.
     """
     votes = list(zip(answers, is_right, strict=True))
     blocks = [votes[start : start + k] for start in range(0, len(votes) - k + 1, k)]
@@ -155,9 +127,8 @@ def _majority(votes: Sequence[tuple[str | None, bool]]) -> float:
 def share_interval(values: Sequence[float], trials_per_problem: int) -> Interval:
     """95 % interval of a mean over problems of shares, each in [0, 1].
 
-    Wilson's interval for as many independent trials as have the same standard error: the n samples
-    of one problem are not n problems. It stays inside [0, 1] and is not empty at 0 % or 100 %. The
-    effective number of trials lies between the number of problems and n times that.
+    Wilson's interval for as many independent trials as have the same standard error (the n samples
+    of one problem are not n problems). It stays inside [0, 1] and is not empty at 0 % or 100 %.
     """
     num = len(values)
     share = statistics.fmean(values)

@@ -28,13 +28,7 @@ class Accounting:
         return counts.cut + counts.discarded + counts.dropped
 
     def __call__(self, state: StepState) -> None:
-        """Check this rank's books, then those of all ranks together; fill `ledger/` and `tokens/`.
-
-        Collective.
-
-        Raises:
-            LedgerError: if a prompt or a token was lost or counted twice.
-        """
+        """Check the books of this rank, then of all; fill `ledger/` and `tokens/`. Collective."""
         buffer, ledger, ranks = self.rollouter.buffer, self.rollouter.ledger, self.rollouter.ranks
         buffer.check()
         ledger.check()

@@ -1,7 +1,5 @@
 """The groups one data rank has drawn and not yet trained on, and what became of their tokens.
 
-Trajectories it holds are changed through it only, so that its counts stay right.
-
 Example, group_size 2: group 7 is added empty; after `append` of 3 and 2 tokens and `set_outcome` of
 both, num_tokens is 5, num_complete 1. Cutting one token leaves 4 and 0; generated 5, cut 1.
 """
@@ -29,22 +27,18 @@ class TokenCounts:
     """What became of the response tokens of this rank since the start of the run."""
 
     generated: int = 0
-    """Sampled by the engine."""
-
     trained: int = 0
-    """Handed to training."""
-
     cut: int = 0
-    """Cut by verification."""
+    """By verification."""
 
     discarded: int = 0
-    """Thrown away by a filter; their sample starts again."""
+    """By a filter; their sample starts again."""
 
     filtered: int = 0
-    """Given up for good with their group."""
+    """With their group, for good."""
 
     dropped: int = 0
-    """Given up at the switch to on-policy training."""
+    """At the switch to on-policy training."""
 
     @property
     def num_left(self) -> int:
@@ -58,23 +52,18 @@ Fate = Literal["trained", "filtered", "dropped", "moved"]
 
 @dataclass(kw_only=True)
 class TrajectoryBuffer:
-    """Whole groups of trajectories.
-
-    A trajectory or group that the buffer does not hold is a ValueError in every method.
-    """
+    """Whole groups of trajectories; they are changed through it only, so its counts stay right."""
 
     group_size: int
     counts: TokenCounts = field(default_factory=TokenCounts, init=False)
-    """Over the run, this rank; part of a checkpoint."""
+    """Part of a checkpoint."""
 
     num_complete: int = field(default=0, init=False)
-    """Groups whose trajectories are all finished."""
-
     num_tokens: int = field(default=0, init=False)
     """Response tokens held."""
 
     num_moved_in: int = field(default=0, init=False)
-    """Tokens that came from other ranks less those that went there; over all ranks, 0."""
+    """Tokens from other ranks less those that went there; over all ranks, 0."""
 
     _groups: dict[int, list[TensorDict]] = field(
         default_factory=dict[int, list[TensorDict]], init=False
@@ -82,14 +71,10 @@ class TrajectoryBuffer:
     _group_of: dict[int, int] = field(default_factory=dict[int, int], init=False)
     """By identity of a TensorDict, which is kept alive."""
     _num_finished: dict[int, int] = field(default_factory=dict[int, int], init=False)
-    """Trajectories by group id: whether a group is complete is asked at every step."""
+    """By group id: whether a group is complete is asked at every step."""
 
     def add_group(self, trajectories: Sequence[TensorDict]) -> None:
-        """Take in a new group, samples 0, 1, ... in order; its tokens were generated elsewhere.
-
-        Raises:
-            ValueError: if they are not that, one is invalid, or the buffer holds the group.
-        """
+        """Take in a new group, samples 0, 1, ... in order; its tokens were generated elsewhere."""
         group = list(trajectories)
         for trajectory in group:
             validate_trajectory(trajectory)
@@ -135,11 +120,7 @@ class TrajectoryBuffer:
         behavior_logprobs: Sequence[float],
         **request: Unpack[Request],
     ) -> None:
-        """Append what one request generated, see `append_segment`.
-
-        Raises:
-            RolloutError: if the trajectory is finished, or see `append_segment`.
-        """
+        """Append what one request generated, see `append_segment`."""
         with self._changing(trajectory):
             if is_finished(trajectory):
                 raise RolloutError(f"{name_of(trajectory)} is finished and was generated further")
@@ -147,40 +128,24 @@ class TrajectoryBuffer:
         self.counts.generated += len(token_ids)
 
     def set_outcome(self, trajectory: TensorDict, status: Status, reward: float) -> None:
-        """Store how the response ended, or that it has not.
-
-        Raises:
-            ValueError: if an unfinished response is given a reward.
-        """
+        """Store how the response ended, or that it has not."""
         with self._changing(trajectory):
             segments.set_outcome(trajectory, status, reward)
 
     def truncate(self, trajectory: TensorDict, num_kept: int) -> int:
-        """Keep the first tokens of the response; return how many were cut.
-
-        Raises:
-            ValueError: if it has fewer tokens than that.
-        """
+        """Keep the first tokens of the response; return how many were cut."""
         num_cut = self._truncate(trajectory, num_kept)
         self.counts.cut += num_cut
         return num_cut
 
     def discard(self, trajectory: TensorDict) -> int:
-        """Start a sample again from its bare prompt, in the same group, with a new stream.
-
-        Returns:
-            Tokens thrown away.
-        """
+        """Start a sample again from its prompt, with a new stream; return how many tokens went."""
         num_discarded = self._truncate(trajectory, 0)
         self.counts.discarded += num_discarded
         return num_discarded
 
     def pop_group(self, group_id: int, fate: Fate) -> list[TensorDict]:
-        """Take a group out; its tokens are counted by their fate, "moved" goes to another rank.
-
-        Raises:
-            ValueError: if an incomplete group is to be trained on.
-        """
+        """Take a group out; its tokens are counted by their fate, "moved" goes to another rank."""
         group = self.group(group_id)
         is_complete = self._is_complete(group_id)
         if fate == "trained" and not is_complete:
@@ -198,12 +163,7 @@ class TrajectoryBuffer:
         return group
 
     def check(self) -> None:
-        """Count everything again.
-
-        Raises:
-            LedgerError: if a token was lost or counted twice, or a trajectory was changed by
-                someone else: generated + moved in == trained + thrown away + held.
-        """
+        """Count again: generated + moved in == trained + thrown away + held, else a LedgerError."""
         held = sum(map(_num_response_tokens, self.trajectories()))
         complete = sum(all(map(is_finished, group)) for group in self._groups.values())
         expected = self.counts.num_left + self.num_moved_in

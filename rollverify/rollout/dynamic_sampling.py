@@ -1,10 +1,7 @@
 """Which complete groups fill F_k: with dynamic sampling only those that teach something.
 
-A group without signal is given up for good as soon as the phase ends, before anything scores it;
-until then it only counts.
-
 Example, 4 groups a batch: 3 complete groups have a signal, 2 have none. The phase goes on until a
-fourth has one; the 2 are given up, and F_k holds 4 groups with signal.
+fourth has one; the 2 are given up, unscored, and F_k holds 4 groups with signal.
 """
 
 import logging
@@ -32,22 +29,19 @@ class GivenUp:
     num_groups: int = 0
     num_trajectories: int = 0
     reward: float = 0.0
-    """Sum of their rewards."""
+    """Sum."""
 
 
 @dataclass(kw_only=True)
 class GroupChoice:
-    """The complete groups of one phase, with and without signal.
-
-    Without dynamic sampling every group has one.
-    """
+    """The complete groups of one phase; without dynamic sampling every group has a signal."""
 
     dynamic_sampling: DynamicSamplingConfig
     has_signal: Callable[[Tensor], bool]
-    """[n] float32 rewards of a whole group -> whether it teaches something."""
+    """Of a whole group's rewards [n], float32."""
 
     num_groups: int
-    """Groups of F_k, over all ranks."""
+    """Of F_k, over all ranks."""
 
     buffer: TrajectoryBuffer
     ledger: PromptLedger
@@ -56,7 +50,7 @@ class GroupChoice:
     """Waits for rewards that are still missing."""
 
     _judged: dict[int, bool] = field(default_factory=dict[int, bool], init=False)
-    """Whether each complete group has a signal, by id."""
+    """Whether each complete group has a signal."""
 
     _num_taught: int = field(default=0, init=False)
     _num_silent: int = field(default=0, init=False)
@@ -80,10 +74,7 @@ class GroupChoice:
         self._judged = {}
 
     def count(self, *, has_failed: bool) -> bool:
-        """Count the complete groups of all ranks; say whether the phase ends. Collective.
-
-        It does if F_k is full, too many groups have no signal, or the engine of a rank has failed.
-        """
+        """Whether the phase ends: F_k is full, too few teach or an engine failed. Collective."""
         self._judge()
         taught = self.buffer.num_complete - len(self._silent())
         counts = [taught, len(self._silent()), int(has_failed)]
@@ -91,13 +82,9 @@ class GroupChoice:
         return num_failed > 0 or self.num_missing == 0 or self._is_at_cap()
 
     def select(self) -> list[dict[int, int]]:
-        """Choose F_k: the groups with a signal with the lowest ids. Collective.
+        """Choose F_k, lowest ids first: tokens by group id, per data rank. Collective.
 
-        Returns:
-            Per data rank, tokens of its chosen groups by group id; equal on every rank.
-
-        Raises:
-            NoSignalError: on every rank, if too many groups have no signal and the run is to stop.
+        A NoSignalError on every rank, if too many groups have no signal and the run is to stop.
         """
         if self.dynamic_sampling.enable:
             self.count(has_failed=False)  # The pause may have finished some more.

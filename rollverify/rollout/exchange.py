@@ -18,13 +18,9 @@ from rollverify.rollout.trajectory import num_tokens
 
 
 def check_twins(ranks: Ranks, trajectories: Sequence[TensorDict]) -> None:
-    """Make sure that ranks of one tensor-parallel group train on the same trajectories.
+    """Make sure that ranks of one tensor-parallel group train on the same trajectories. Collective.
 
     Each has an engine of its own; one that differs would spoil every shared matrix product.
-    Collective over the world, where it has more ranks than there are data ranks.
-
-    Raises:
-        RolloutError: on every rank, if two of them differ.
     """
     world = Ranks.world()
     if world.size == ranks.size:
@@ -47,37 +43,24 @@ def select_groups(
     *,
     spare: Mapping[int, int] = MappingProxyType({}),
 ) -> list[dict[int, int]]:
-    """Choose the groups to train on: of all complete ones those with the lowest ids.
+    """Of all complete groups those with the lowest ids: tokens by group id, per rank. Collective.
 
-    The oldest first, so that a group that took long is not passed over again. Collective.
-
-    Args:
-        complete: tokens of this rank's complete groups by group id.
-        num_groups: how many to choose.
-        ranks: the data ranks.
-        spare: tokens of this rank's groups that are taken only where the others are too few.
-
-    Returns:
-        Per data rank, tokens of its chosen groups by group id, ascending; equal on every rank.
-
-    Raises:
-        ValueError: if there are not enough.
+    The oldest first, so that a group that took long is not passed over again; `spare` ones only
+    where the others are too few. Both map this rank's group ids to tokens.
     """
     gathered = ranks.gather((complete, dict(spare)))
     first, second = ([part[i] for part in gathered] for i in range(2))
     ids = [g for part in (first, second) for g in sorted(g for rank in part for g in rank)]
-    if len(ids) < num_groups:
-        raise ValueError(f"{num_groups} complete groups are needed, there are {len(ids)}")
     chosen = set(ids[:num_groups])
     per_rank = [taught | other for taught, other in gathered]
     return [{g: rank[g] for g in sorted(rank) if g in chosen} for rank in per_rank]
 
 
 def share_of_lowest(own: Sequence[int], count: int, ranks: Ranks) -> int:
-    """How many of the `count` lowest ids of all ranks are this rank's. Collective.
+    """How many of the `count` lowest ids of all ranks are among this rank's `own`. Collective.
 
-    Groups drawn by it have the ids that one rank alone would have drawn next. `own` are the ids
-    that this rank would draw next, at least `count` of them.
+    Groups drawn by it have the ids that one rank alone would have drawn next; `own` are at least
+    `count` ids.
     """
     ids = [
         (group_id, rank) for rank, part in enumerate(ranks.gather(list(own))) for group_id in part
@@ -86,16 +69,10 @@ def share_of_lowest(own: Sequence[int], count: int, ranks: Ranks) -> int:
 
 
 def balance(per_rank: Sequence[dict[int, int]]) -> list[tuple[int, int, int]]:
-    """Plan moves of whole groups from the fullest rank to the emptiest while that helps.
+    """Moves (group id, from, to) from the fullest rank to the emptiest while that helps.
 
-    Greedy and pairwise, so that moves are few; ties go to the lower id and rank.
-
-    Args:
-        per_rank: tokens of each rank's groups by group id.
-
-    Returns:
-        (group id, from rank, to rank), each group at most once; no move leaves the two ranks it
-        joins with a larger maximum than before.
+    `per_rank`: tokens by group id. Greedy and pairwise, so that moves are few; ties go to the lower
+    id and rank.
     """
     loads = [sum(groups.values()) for groups in per_rank]
     at_home = [dict(groups) for groups in per_rank]
@@ -117,10 +94,7 @@ def balance(per_rank: Sequence[dict[int, int]]) -> list[tuple[int, int, int]]:
 def exchange(
     groups: dict[int, list[TensorDict]], moves: Sequence[tuple[int, int, int]], ranks: Ranks
 ) -> dict[int, list[TensorDict]]:
-    """Carry out the moves of `balance`; return this rank's groups afterwards, by ascending id.
-
-    Collective: one message per pair of ranks that exchange anything.
-    """
+    """Carry out the moves of `balance`; return this rank's groups by ascending id. Collective."""
     groups = dict(groups)
     for source, target in sorted({(source, target) for _, source, target in moves}):
         ids = [g for g, *pair in moves if pair == [source, target]]
@@ -139,10 +113,7 @@ def tokens_of(groups: dict[int, list[TensorDict]]) -> dict[int, int]:
 
 
 def balance_buffers(buffer: TrajectoryBuffer, ledger: PromptLedger, ranks: Ranks) -> None:
-    """Even out the tokens that the ranks' buffers hold, so that none waits for another to score.
-
-    They hold paused groups only. Collective.
-    """
+    """Even out tokens of paused groups, so that no rank waits for another to score. Collective."""
     if ranks.size == 1:
         return
     held = {group_id: buffer.group(group_id) for group_id in buffer.group_ids()}

@@ -31,11 +31,7 @@ def load_encoded(
     """Prompts of a source, in its order, and the same with their token ids and graders.
 
     A path is a file with the columns "prompt" and "answer". Prompts whose answer the reward cannot
-    read are left out and counted in a log line.
-
-    Raises:
-        DataError: if the source or a prompt cannot be read, is too long, or has an answer that
-            nothing could match.
+    read are left out and counted in a log line; what cannot be read or is too long is a DataError.
     """
     if isinstance(source, Path):
         source = PromptSource(location=source)
@@ -92,14 +88,7 @@ def make_run_reward(config: Config) -> Reward:
 def load_inputs(
     config: Config, model: ModelFolder, reward: Reward
 ) -> tuple[list[Prompt], list[EncodedPrompt], list[EncodedPrompt]]:
-    """Training prompts, the same with their ids and graders, and the test problems in use.
-
-    There are no test problems where evaluation is off.
-
-    Raises:
-        ConfigError: if `data.train` or `data.test` names nothing that is known.
-        DataError: see `load_encoded`.
-    """
+    """Training prompts, the same with ids and graders, and the test problems in use, if any."""
     prompts, encoded = load_from(config, model, prompt_source(config, "train"), reward)
     test: list[EncodedPrompt] = []
     if config.evaluation.enable:
@@ -113,12 +102,7 @@ def load_inputs(
 def load_from(
     config: Config, model: ModelFolder, source: PromptSource, reward: Reward
 ) -> tuple[list[Prompt], list[EncodedPrompt]]:
-    """Any prompts, worded, limited and graded as the config says.
-
-    Raises:
-        ConfigError: if a chat template is asked for that the model has not.
-        DataError: see `load_encoded`.
-    """
+    """Any prompts, worded, limited and graded as the config says; see `load_encoded`."""
     data = config.data
     return load_encoded(
         source,
@@ -131,11 +115,7 @@ def load_from(
 
 
 def prompt_source(config: Config, use: Use) -> PromptSource:
-    """The source that `data.train` or `data.test` names, without opening it.
-
-    Raises:
-        ConfigError: if it names nothing that is known.
-    """
+    """The source that `data.train` or `data.test` names, without opening it."""
     data = config.data
     if use == "train":
         text, file, columns, hub = data.train, TRAIN_FILE, data.train_columns, data.train_hub

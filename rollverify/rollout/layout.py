@@ -26,7 +26,7 @@ class PackedLayout:
     token_owners: Tensor
     """[N] int64; index of the trajectory of each token."""
     segment_starts: Tensor
-    """[S] int64; token that begins each segment, ascending."""
+    """[S] int64, ascending."""
     segment_lengths: Tensor
     """[S] int64, >= 1."""
     segment_owners: Tensor
@@ -34,7 +34,7 @@ class PackedLayout:
     nonempty_trajectories: Tensor
     """[at most B] int64; trajectories with at least one token, in packed order."""
     trajectory_starts: Tensor
-    """[B] int64; token that begins each trajectory, 0 for one without tokens."""
+    """[B] int64; 0 for one without tokens."""
     trajectory_lengths: Tensor
     """[B] int64."""
 
@@ -52,15 +52,9 @@ class PackedLayout:
 def pack_layout(trajectory_ids: Tensor, segment_ids: Tensor, num_trajectories: int) -> PackedLayout:
     """Index packed trajectories, in any order, once for all functions that read them.
 
-    Args:
-        trajectory_ids: [N] integer, in [0, num_trajectories); a trajectory's tokens lie together.
-        segment_ids: [N] integer; segment of each token within its trajectory, never falling along
-            it. A segment paused before its first token leaves its id out.
-        num_trajectories: B.
-
-    Raises:
-        ValueError: if shapes or dtypes do not fit, an id is out of range, a trajectory is split in
-            two, or its segment ids fall.
+    trajectory_ids: [N] integer, in [0, B); the tokens of a trajectory lie together.
+    segment_ids: [N] integer; never falling along a trajectory. A segment paused before its first
+    token leaves its id out.
     """
     for name, ids in (("trajectory_ids", trajectory_ids), ("segment_ids", segment_ids)):
         if ids.ndim != 1 or ids.is_floating_point() or ids.dtype == torch.bool:

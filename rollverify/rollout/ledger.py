@@ -16,22 +16,20 @@ class PromptState(StrEnum):
     """Where a drawn prompt is."""
 
     PENDING = "pending"
-    """Drawn, or returned to the queue; nothing runs for it."""
+    """Drawn, or returned to the queue."""
 
     RUNNING = "running"
-    """Its group is generated in the current rollout phase."""
+    """Generated in this rollout phase."""
 
     PAUSED = "paused"
-    """Its group waits in U_k for the next rollout phase."""
+    """In U_k."""
 
     FINISHED = "finished"
-    """Its group is in F_k."""
+    """In F_k."""
 
     TRAINED = "trained"
-    """Its group was trained on; for good."""
-
     FILTERED = "filtered"
-    """Its group was given up by a filter; for good."""
+    """Given up by a filter, for good."""
 
 
 ALLOWED: Mapping[PromptState, frozenset[PromptState]] = {
@@ -44,27 +42,21 @@ ALLOWED: Mapping[PromptState, frozenset[PromptState]] = {
     PromptState.TRAINED: frozenset(),
     PromptState.FILTERED: frozenset(),
 }
-"""States that may follow each state."""
 
 TERMINAL = (PromptState.TRAINED, PromptState.FILTERED)
-"""States that nothing follows; groups in them are only counted."""
+"""Nothing follows them; groups in them are only counted."""
 
 
 @dataclass(kw_only=True)
 class PromptLedger:
-    """States of the groups of one data rank.
-
-    A group that the ledger does not hold, or that was entered twice, is a LedgerError everywhere.
-    """
+    """States of one data rank's groups; an unknown group or a second entry is a LedgerError."""
 
     num_added: int = field(default=0, init=False)
-    """Groups drawn on this rank since the start of the run."""
-
     num_moved_in: int = field(default=0, init=False)
-    """Groups that came from other ranks less those that went there; over all ranks, 0."""
+    """Groups from other ranks less those that went there; over all ranks, 0."""
 
     _live: dict[int, PromptState] = field(default_factory=dict[int, PromptState], init=False)
-    """State by group id, of the groups whose state can still change."""
+    """By group id, where the state can still change."""
     _ended: dict[PromptState, int] = field(
         default_factory=lambda: dict.fromkeys(TERMINAL, 0), init=False
     )
@@ -79,11 +71,7 @@ class PromptLedger:
         self.num_added += 1
 
     def move(self, group_id: int, to: PromptState) -> None:
-        """Change the state of a group.
-
-        Raises:
-            LedgerError: if `to` cannot follow its state.
-        """
+        """Change the state of a group, as `ALLOWED` says."""
         state = self.state_of(group_id)
         if to not in ALLOWED[state]:
             raise LedgerError(f"group {group_id} cannot go from {state} to {to}")
@@ -101,13 +89,7 @@ class PromptLedger:
         return state
 
     def adopt(self, group_id: int, state: PromptState) -> None:
-        """Enter a group that comes from another rank, in the state that `release` gave there.
-
-        Raises:
-            LedgerError: if nothing follows that state.
-        """
-        if state in TERMINAL:
-            raise LedgerError(f"group {group_id} is {state} and cannot go to another rank")
+        """Enter a group that comes from another rank, in the state that `release` gave there."""
         self._enter(group_id, state)
         self.num_moved_in += 1
 
@@ -129,11 +111,7 @@ class PromptLedger:
         return counts
 
     def check(self) -> None:
-        """Compare the groups in all states with those that came and went.
-
-        Raises:
-            LedgerError: if a group was lost or counted twice.
-        """
+        """Compare the groups in all states with those that came and went."""
         counts = self.counts()
         expected = self.num_added + self.num_moved_in
         if sum(counts.values()) != expected:
@@ -152,11 +130,7 @@ class PromptLedger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken.
 
-        What the state holds beyond its `num_added` counts as moved in: nothing, unless groups had
-        moved between ranks before it was taken. So over all ranks `num_moved_in` is again 0.
-
-        Raises:
-            CheckpointError: if a group is listed twice, or its state is unknown or final.
+        Groups beyond its `num_added` count as moved in: over all ranks `num_moved_in` is again 0.
         """
         try:
             live = {group_id: PromptState(name) for group_id, name in state["live"]}

@@ -18,8 +18,6 @@ class EncodedPrompt:
     """A prompt of the training set with what is needed to generate and grade its responses."""
 
     token_ids: tuple[int, ...]
-    """Prompt ids."""
-
     grade: Callable[[Sequence[int]], float]
     """Response ids -> reward."""
 
@@ -32,13 +30,11 @@ class DrawnPrompt:
     """A prompt for one group."""
 
     group_id: int
-    """Number of the group in drawing order, unique in a run and over ranks."""
+    """In drawing order, unique in a run and over ranks."""
 
     prompt: EncodedPrompt
-    """What the group's responses answer."""
-
     num_requests: int
-    """Sampling streams that its samples have used already; 0 unless it came back."""
+    """Sampling streams that its samples have used; 0 unless it came back."""
 
 
 @dataclass(kw_only=True)
@@ -46,16 +42,15 @@ class PromptQueue:
     """Prompts of one data rank, in the order of their group ids as far as possible."""
 
     batches: Iterator[list[EncodedPrompt]]
-    """One prompt for each data rank, the same on every data rank; number b gives this rank the
-    group b * ranks.size + ranks.rank."""
+    """A prompt for each data rank, equal on all; number b is this rank's group b * size + rank."""
 
     prompts: Sequence[EncodedPrompt]
-    """The training set by `prompt_index`, for prompts that come back."""
+    """The training set by `prompt_index`."""
 
     ranks: Ranks
 
     num_streamed: int = field(default=0, init=False)
-    """Draws of this rank from the stream, those of prompts that came back not counted."""
+    """Draws of this rank from the stream."""
 
     _returned: list[tuple[int, int, int]] = field(
         default_factory=list[tuple[int, int, int]], init=False
@@ -87,13 +82,7 @@ class PromptQueue:
         return number * self.ranks.size + self.ranks.rank
 
     def put_back(self, group_id: int, prompt_index: int, num_requests: int) -> None:
-        """Return a prompt whose group was dropped; it is drawn before the stream goes on.
-
-        It keeps the group's id, and how many sampling streams its samples have used.
-
-        Raises:
-            ValueError: if the group waits already, or a number is out of range.
-        """
+        """Return the prompt of a dropped group; it is drawn before the stream goes on."""
         if any(group_id == waiting for waiting, _, _ in self._returned):
             raise ValueError(f"group {group_id} was put back twice")
         entry = (group_id, prompt_index, num_requests)
@@ -105,21 +94,14 @@ class PromptQueue:
         heapq.heappush(self._returned, entry)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON values; the position of the stream itself is in the loader's state.
-
-        "returned" lists [group id, prompt index, sampling streams used] by ascending id.
-        """
+        """JSON values; "returned" lists [group id, prompt index, streams used] by id."""
         return {
             "returned": [list(entry) for entry in sorted(self._returned)],
             "num_streamed": self.num_streamed,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; what the queue held before is forgotten.
-
-        Raises:
-            CheckpointError: if it does not fit the training set; the queue is then unchanged.
-        """
+        """Go on where `state` was taken, if it fits the training set."""
         before = self._returned
         self._returned = []
         try:

@@ -30,21 +30,15 @@ from rollverify.rollout.trajectory import (
 logger = logging.getLogger(__name__)
 
 Grade = Callable[[], float]
-"""Gives the reward of one response."""
 
 Store = Callable[[float], None]
-"""Takes it."""
 
 ResumedRouting = Literal["keep", "replace"]
 """keep: rows stay those that tokens were sampled with. replace: rows of the new forward pass."""
 
 
 class ResponseGrading:
-    """The gradings of one rollout phase.
-
-    With threads, so many responses are graded at once beside the engine. Without, each is graded at
-    once and in place, which is faster for rewards that only compare texts.
-    """
+    """Gradings of one phase: in threads beside the engine, or in place, faster for cheap ones."""
 
     def __init__(self, num_threads: int = 0) -> None:
         self._threads = ThreadPoolExecutor(num_threads, "grading") if num_threads else None
@@ -63,11 +57,7 @@ class ResponseGrading:
             self._begun.append((self._threads.submit(grade), store))
 
     def settle(self) -> None:
-        """Wait for everything that has begun and store it.
-
-        Raises:
-            Exception: what a grading raised; those after it are stored by the next call.
-        """
+        """Wait for what has begun and store it; after an error the next call stores the rest."""
         while self._begun:
             future, store = self._begun.pop(0)
             store(future.result())
@@ -80,20 +70,19 @@ class RequestLoop:
     engine: RolloutEngine
     buffer: TrajectoryBuffer
     prompts: Sequence[EncodedPrompt]
-    """The training set, to grade by `prompt_index`."""
+    """By `prompt_index`."""
 
     rollout: RolloutConfig
     stop_token_id: int
     run_seed: int
     routing: ResumedRouting | None = None
-    """The engine records the experts of every token, and what becomes of rows that a resumed
-    response holds already; None where it records none."""
+    """What becomes of rows that a resumed response holds; None where none are recorded."""
 
     num_graders: int = 0
-    """Responses graded at once beside the engine; 0: as they finish, in place."""
+    """Threads; 0: in place."""
 
     stats: GenerationStats = field(default_factory=GenerationStats, init=False)
-    """Of the phase since `begin`."""
+    """Since `begin`."""
 
     _policy_version: int = field(default=0, init=False)
     _slots: int = field(default=0, init=False)
@@ -107,11 +96,7 @@ class RequestLoop:
         self._grading = ResponseGrading(self.num_graders)
 
     def begin(self, policy_version: int, slots: int) -> None:
-        """Start a phase with fresh stats.
-
-        New tokens get the version that the engine holds, whenever they are read; `slots` requests
-        could be decoded together.
-        """
+        """Start a phase with fresh stats; `slots` requests could be decoded together."""
         self._policy_version = policy_version
         self._slots = slots
         self._has_retried = False
@@ -123,12 +108,7 @@ class RequestLoop:
         return len(self._in_flight)
 
     def start(self, trajectory: TensorDict) -> None:
-        """Send a request for the rest of a response.
-
-        Raises:
-            RolloutError: if the trajectory is finished or running.
-            EngineFailedError: if the engine does not take the request.
-        """
+        """Send a request for the rest of a response."""
         group_id, sample = int(trajectory["group_id"]), int(trajectory["sample_index"])
         name, num_requests = f"{group_id}/{sample}", int(trajectory["num_requests"])
         if name in self._in_flight or is_finished(trajectory):
@@ -153,11 +133,7 @@ class RequestLoop:
         """Decode one token of every running request; return what finished.
 
         The first failure of the engine in a phase is retried: all requests are paused and sent
-        again with what they have.
-
-        Raises:
-            EngineFailedError: at the second failure, naming trajectories in flight.
-            RolloutError: if the engine returns something that cannot be used.
+        again with what they have. The second is an EngineFailedError.
         """
         self.stats.num_steps += 1
         self.stats.active.append(min(len(self._in_flight), self._slots))
@@ -173,11 +149,7 @@ class RequestLoop:
         return finished
 
     def pause(self) -> list[TensorDict]:
-        """End every request, store what each has generated and its reward; return what finished.
-
-        Raises:
-            RolloutError: if the engine lost a request or could not end one.
-        """
+        """End every request, store what each has generated and its reward; return what finished."""
         try:
             return self._store_paused(self.engine.pause())
         finally:

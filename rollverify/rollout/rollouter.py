@@ -48,8 +48,6 @@ class Rollouter:
     """The rollout phase of one rank."""
 
     loop: RequestLoop
-    """Shares the buffer."""
-
     buffer: TrajectoryBuffer
     queue: PromptQueue
     ledger: PromptLedger
@@ -58,23 +56,17 @@ class Rollouter:
     """Requests this rank keeps running in a partial phase, >= 1."""
 
     max_num_seqs: int
-    """The engine's slots."""
-
     is_on_policy: bool
-    """Whether the next phase is on-policy."""
-
     must_be_verified: bool
     """Refuse to resume tokens that were not verified against the policy now."""
 
     ranks: Ranks
-    """The data ranks; their number divides `rollout.prompts_per_step`."""
-
     dynamic_sampling: DynamicSamplingConfig
     has_signal: Callable[[Tensor], bool]
-    """[n] float32 rewards of a whole group -> whether it teaches something."""
+    """Of a whole group's rewards [n], float32."""
 
     num_dropped: int = field(default=0, init=False)
-    """Groups sent back to the queue so far, this rank."""
+    """Groups sent back to the queue so far."""
 
     _in_training: list[int] = field(default_factory=list[int], init=False)
 
@@ -100,21 +92,11 @@ class Rollouter:
         return self._choice.given_up
 
     def collect(self, policy_version: int) -> tuple[list[TensorDict], list[TensorDict]]:
-        """Run one rollout phase (RollVerify Section 4.1) under the version that the engine holds.
+        """Run one phase under the engine's version (RollVerify Section 4.1). Collective.
 
-        Collective.
-
-        Returns:
-            (F_k, this rank's share: groups whole, balanced by tokens, by group and sample;
-            U_k, what stays in this rank's buffer).
-
-        Raises:
-            UnverifiedTrajectoryError: if a response would go on without verification.
-            EngineFailedError: if the engine of some rank failed twice; everything generated so far
-                is in the buffers, paused.
-            RolloutError: if an engine returns something that cannot be used.
-            NoSignalError: if too many groups teach nothing and the run is to stop then; as after
-                a failed engine, what was generated is in the buffers.
+        Gives F_k (this rank's share: groups whole, balanced by tokens, by group and sample), and
+        U_k. After an EngineFailedError (some engine failed twice) or a NoSignalError all that was
+        generated is in the buffers, paused.
         """
         self._choice.begin()
         if self.is_on_policy:
@@ -148,21 +130,13 @@ class Rollouter:
         self.is_on_policy = is_on_policy
 
     def drop_older(self, policy_version: int, *, verified: bool) -> None:
-        """Drop groups that may not go on under this version: of an older policy, or not verified.
-
-        For a run that is resumed with another method, or after a failed phase. `verified` keeps
-        older tokens that were verified against this version.
-        """
+        """Drop groups with older tokens; `verified` keeps those verified against this policy."""
         rule = partial(is_current, policy_version=policy_version, verified=verified)
         why = "tokens of an older policy" + verified * " were not verified against this one"
         self._drop(rule, why)
 
     def drop_unrouted(self, *, recorded_later: int | None) -> None:
-        """Drop groups with tokens whose experts were not recorded and will not be.
-
-        For a run that is resumed with another mode of routing replay. Tokens of the version
-        `recorded_later` get their experts after the phase; None: none do.
-        """
+        """Drop groups with unrecorded experts, unless of version `recorded_later`."""
         rule = partial(is_routed, except_version=recorded_later)
         self._drop(rule, "the experts of some tokens were not recorded")
 
@@ -175,10 +149,7 @@ class Rollouter:
         self.num_dropped = int(state["num_dropped"])
 
     def _run_whole_batch(self, policy_version: int) -> None:
-        """Draw this rank's share of a batch and run it, and what was left, to the end.
-
-        As many groups as teach nothing are drawn anew and run, until the ranks hold a batch.
-        """
+        """Run this rank's share of a batch to the end; groups that teach nothing are replaced."""
         self.drop_older(policy_version, verified=False)
         while len(self.buffer.group_ids()) < self.rollout.prompts_per_step // self.ranks.size:
             self._draw_group()
@@ -222,10 +193,9 @@ class Rollouter:
         self._pause_all(failure)
 
     def _pause_all(self, failure: EngineFailedError | None) -> None:
-        """Take back what runs; after a failure as far as the engine still answers.
+        """Take back what runs, if the engine answers; raise everywhere if one failed. Collective.
 
-        Raises on every rank if the engine of one has failed. Collective over the world: ranks of
-        one tensor-parallel group have an engine each.
+        Over the world: ranks of one tensor-parallel group have an engine each.
         """
         try:
             self.loop.pause()

@@ -1,7 +1,6 @@
 """The TensorDict of one trajectory: its keys, what grows and cuts it, and what must hold of it.
 
-A trajectory keeps its own length: tensors of different trajectories are never padded to each other.
-One index cuts every array of a response.
+Tensors are never padded; one index cuts every array of a response.
 
 Example: prompt [7, 8], response [5, 6, 1] all sampled under version 4 gives response_ids [5, 6, 1],
 behavior_logprobs of 3 nats, policy_version [4, 4, 4], segment_ids [0, 0, 0], loss_mask all True.
@@ -25,10 +24,8 @@ class Status(IntEnum):
 
     UNFINISHED = 0
     STOP = 1
-    """Its last token is the stop token."""
-
     LENGTH = 2
-    """It reached the response limit without the stop token."""
+    """At the response limit, without the stop token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +67,17 @@ FIELDS: dict[str, Field] = {
 RESPONSE_KEYS = tuple(key for key, field in FIELDS.items() if field.per == "response")
 
 ROUTING = "routed_experts"
-"""Key that only trajectories of mixture-of-experts models have, once routing is recorded:
-[F, L, K] ids of the K experts of each fed token in each of the L layers."""
+"""[F, L, K] ids of the K experts of each fed token in each of the L layers, once recorded."""
 
 ROUTING_DTYPES = (torch.uint8, torch.int16)
 """One byte per id up to 256 experts, else two."""
 
 SHARED = frozenset(("status", "group_id", "prompt_index", "sample_index", "verified_version"))
-"""Keys whose equal values are one tensor in all trajectories, so they must never be written to in
-place. Rewards and counters, which a hook might well add to, are not among them."""
+"""Keys whose equal values are one tensor in all trajectories: never write to it in place."""
 
 
 def single_value(key: str, value: float) -> Tensor:
-    """A key's single value as a tensor []; for keys of `SHARED` the same object for the same value.
-
-    A tensor takes half a kilobyte beside its number, in a short response more than its tokens do,
-    and most trajectories agree in most of `SHARED`.
-    """
+    """A tensor [] of one value; for keys of `SHARED` one object a value, which saves memory."""
     return _shared_value(key, value) if key in SHARED else _new_value(key, value)
 
 
@@ -105,13 +96,7 @@ def new_trajectory(
     sample_index: int,
     num_requests: int = 0,
 ) -> TensorDict:
-    """A trajectory that has not begun: an empty response, status unfinished, batch size [].
-
-    `num_requests` are the sampling streams that an earlier attempt at this sample has used.
-
-    Raises:
-        ValueError: if the prompt is empty.
-    """
+    """A trajectory that has not begun; `num_requests` streams were used by an earlier attempt."""
     single = {
         "status": int(Status.UNFINISHED),
         "group_id": group_id,
@@ -131,11 +116,7 @@ def new_trajectory(
 
 
 def validate_trajectory(trajectory: TensorDict) -> None:
-    """Check keys, types and lengths.
-
-    Raises:
-        ValueError: naming the group, the sample and the key that is wrong.
-    """
+    """Check keys, types and lengths; a ValueError names group, sample and key."""
     missing = FIELDS.keys() - set(trajectory.keys())
     unknown = set(trajectory.keys()) - FIELDS.keys() - {ROUTING}
     if missing or unknown:
@@ -193,13 +174,7 @@ def num_fed_tokens(trajectory: TensorDict) -> int:
 
 
 def stacked(trajectories: Sequence[TensorDict], key: str) -> Tensor:
-    """[B] values of a key with one value per trajectory, in order.
-
-    Raises:
-        ValueError: if the key holds one value per token.
-    """
-    if FIELDS[key].per:
-        raise ValueError(f"'{key}' holds one value per token")
+    """[B] values of a key with one value per trajectory, in order."""
     if not trajectories:
         return torch.zeros(0, dtype=FIELDS[key].dtype)
     return torch.stack([trajectory[key] for trajectory in trajectories])
@@ -208,13 +183,7 @@ def stacked(trajectories: Sequence[TensorDict], key: str) -> Tensor:
 def status_after(
     response_ids: Tensor | Sequence[int], *, stop_token_id: int, max_tokens: int
 ) -> Status:
-    """Status of a whole response, from its tokens [R] alone, whatever the engine said of its end.
-
-    A request may be paused in the very step that drew the stop token or the last allowed one.
-
-    Raises:
-        RolloutError: if the response is longer than the limit.
-    """
+    """Status from all tokens [R] alone: a pause may fall into the step of the stop token."""
     if len(response_ids) > max_tokens:
         raise RolloutError(
             f"a response of {len(response_ids)} tokens is above the limit of {max_tokens}"
@@ -228,13 +197,13 @@ class Request(TypedDict):
     """How the tokens that are appended were sampled."""
 
     policy_version: int
-    """Version that the engine held when the request was sent."""
+    """Of the engine when the request was sent."""
 
     seed: int
-    """Of the request's sampling stream."""
+    """Of its sampling stream."""
 
     mask_older: NotRequired[bool]
-    """Whether tokens of older versions leave the loss."""
+    """Tokens of older versions leave the loss."""
 
 
 def append_segment(
@@ -247,10 +216,6 @@ def append_segment(
 
     A request under the version of the last token goes on with its segment, another version begins
     the next one. Status and reward are left alone.
-
-    Raises:
-        RolloutError: if ids and log-probs differ in number, a log-prob is not finite, or the last
-            token is of a newer version.
     """
     size, policy_version = len(token_ids), request["policy_version"]
     if size != len(behavior_logprobs):
@@ -298,13 +263,7 @@ def _next_segment(trajectory: TensorDict, policy_version: int) -> tuple[int, boo
 
 
 def truncate(trajectory: TensorDict, num_kept: int) -> None:
-    """Keep the first tokens of the response (RollVerify Algorithm 2).
-
-    A response that loses a token is unfinished and has no reward. Keeping all changes nothing.
-
-    Raises:
-        ValueError: if it has fewer tokens than that.
-    """
+    """Keep the first tokens (RollVerify Algorithm 2); a response cut short is unfinished again."""
     size = len(trajectory["response_ids"])
     if not 0 <= num_kept <= size:
         raise ValueError(f"{name_of(trajectory)}: cannot keep {num_kept} of {size} tokens")
@@ -318,13 +277,7 @@ def truncate(trajectory: TensorDict, num_kept: int) -> None:
 
 
 def set_outcome(trajectory: TensorDict, status: Status, reward: float) -> None:
-    """Store how the response ended, or that it has not.
-
-    Raises:
-        ValueError: if an unfinished response is given a reward.
-    """
-    if status is Status.UNFINISHED and reward != 0.0:
-        raise ValueError(f"{name_of(trajectory)} is unfinished and cannot have reward {reward}")
+    """Store how the response ended, or that it has not."""
     trajectory["status"] = single_value("status", int(status))
     trajectory["reward"] = single_value("reward", reward)
 
@@ -338,11 +291,7 @@ def is_current(trajectory: TensorDict, policy_version: int, *, verified: bool) -
 
 
 def check_verified(trajectories: Sequence[TensorDict], policy_version: int) -> None:
-    """Make sure that every older token was verified against the policy now.
-
-    Raises:
-        UnverifiedTrajectoryError: naming the first trajectory that was not.
-    """
+    """Make sure that every older token was verified against the policy now."""
     for trajectory in trajectories:
         if not is_current(trajectory, policy_version, verified=True):
             raise UnverifiedTrajectoryError(
@@ -366,11 +315,7 @@ def is_routed(trajectory: TensorDict, *, except_version: int | None = None) -> b
 
 
 def check_routed(trajectory: TensorDict) -> None:
-    """Make sure that every token has its row.
-
-    Raises:
-        RolloutError: naming the trajectory; a missing row is never filled with some expert.
-    """
+    """Make sure that every token has its row."""
     if not is_routed(trajectory):
         raise RolloutError(
             f"{name_of(trajectory)}: {num_rows(trajectory)} rows of expert ids for "
@@ -379,19 +324,9 @@ def check_routed(trajectory: TensorDict) -> None:
 
 
 def join_routing(trajectory: TensorDict, given: Tensor, *, replace: bool) -> None:
-    """Take in the routing of a context whose newest tokens are already in the trajectory.
+    """Take in rows [F, L, K] of a whole context (rollout routing replay, arXiv 2510.11370).
 
-    Rollout routing replay, arXiv 2510.11370.
-
-    Args:
-        trajectory: changed in place.
-        given: [F, L, K] uint8 or int16; one row for each of its F fed tokens, from the first on.
-        replace: True takes all rows as given; False keeps the rows that are held and appends the
-            others, so that each row stays the one its token was sampled with.
-
-    Raises:
-        RolloutError: if the number of rows is another, or layers, experts per token or type differ
-            from what is held.
+    Unless `replace`, held rows stay, so that each is the one its token was sampled with.
     """
     expected = num_fed_tokens(trajectory)
     if given.ndim != 3 or len(given) != expected:
@@ -413,10 +348,7 @@ def join_routing(trajectory: TensorDict, given: Tensor, *, replace: bool) -> Non
 
 
 def num_changed_rows(trajectory: TensorDict, given: Tensor) -> int:
-    """Held rows whose set of experts differs in some layer from a new pass over the same tokens.
-
-    `given` is [F, L, K] with at least as many rows as are held, from the first token on.
-    """
+    """Held rows whose set of experts differs in some layer from `given` [F, L, K], a new pass."""
     held = num_rows(trajectory)
     if held == 0:
         return 0

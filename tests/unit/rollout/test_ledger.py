@@ -103,12 +103,6 @@ def test_a_group_that_moves_between_ranks_is_counted_where_it_is():
         giver.release(1)
 
 
-@pytest.mark.parametrize("state", TERMINAL)
-def test_a_group_that_ended_cannot_be_adopted(state):
-    with pytest.raises(LedgerError, match=f"group 3 is {state} and cannot go to another rank"):
-        PromptLedger().adopt(3, state)
-
-
 def test_a_lost_group_is_noticed():
     ledger = ledger_of(S.PAUSED, S.RUNNING, S.TRAINED)
     del ledger._live[1]
