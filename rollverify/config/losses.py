@@ -1,8 +1,4 @@
-"""Tables [loss] and [correction]: each loss and correction is the table of its own settings.
-
-A new loss is a table here and a function in `rollverify/losses`; neither needs a change for
-`loss.name = "module:function"`.
-"""
+"""Tables [loss] and [correction]: each loss and correction is the table of its own settings."""
 
 import re
 from collections.abc import Mapping
@@ -32,12 +28,10 @@ class LossConfig(Table, frozen=True):
     entropy_coefficient: Annotated[float, Field(ge=-1e9, le=1e9)] = 0.0
     """Times the mean entropy, subtracted from the loss; 0 turns it off."""
     mask_truncated: bool = False
-    """Whether responses cut at the length limit are left out of the loss (overlong filtering); they
-    still count in their group's advantages."""
+    """Whether responses cut at the length limit are left out of the loss, but not of advantages."""
     masked_in_denominator: bool = True
     """Whether tokens that the correction (or m2po, decoupled_ppo) drops still count in the
-    averages; if not, what is kept weighs more, and a scoring pass per step is added. Responses that
-    mask_truncated leaves out never count."""
+    averages; if not, what is kept weighs more, and a scoring pass per step is added."""
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
     """How token losses become one number; counts are global, over all ranks and micro-batches."""
 
@@ -175,10 +169,7 @@ class CustomLoss(LossConfig, frozen=True):
 
 
 class CorrectionConfig(Table, frozen=True):
-    """Importance weights and masks between the engine that sampled and the trainer.
-
-    They are about rho = denominator / behavior, multiply any loss, and are measured even when off.
-    """
+    """Importance weights rho = denominator / behavior and masks, for any loss; measured if off."""
 
     name: Literal[
         "none", "truncated", "masked", "icepop", "geometric_mask", "mask_stale", "opsm"

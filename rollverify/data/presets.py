@@ -1,7 +1,6 @@
 """Known sets of maths problems: where each lies, its columns, and how its answers are written.
 
-Columns fit the hub's schema and the usual local copies (`problem`, `answer`), so that "gsm8k:FILE"
-needs no further setting.
+Columns fit the hub's schema and the usual local copies, so that "gsm8k:FILE" needs no more.
 """
 
 from collections.abc import Mapping

@@ -58,11 +58,7 @@ def resolve_source(
     A preset's name alone is its dataset on the hub; "PRESET:PLACE" reads another place by the same
     columns. A place is a file if it exists, ends in .jsonl, .json or .parquet, or begins with
     ".", "/" or "~"; else "owner/name" is a dataset on the hub.
-
     `use` chooses the split of a dataset; `setting` is where the text was written, for messages.
-
-    Raises:
-        ConfigError: if the text is none of these, or [hub] settings are given for a file.
     """
     options = options or SourceOptions()
     name, colon, place = text.partition(":")

@@ -1,7 +1,4 @@
-"""What a study file may expect, and whether it came out. The rules are fixed before any run.
-
-A claim whose data are missing is neither held nor refuted.
-"""
+"""What a study file may expect before any run, and whether it came out; undecided without data."""
 
 from __future__ import annotations
 
