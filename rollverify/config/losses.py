@@ -1,16 +1,14 @@
 """Tables [loss] and [correction]: each loss and correction is the table of its own settings."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from rollverify.config.base import CountOrZero, Limit, NotNegative, Positive, Table
+from rollverify.config.function import NAME_OF_A_FUNCTION
 
 ClipLow = Annotated[float, Field(gt=0, le=1)]
-NAME_OF_A_FUNCTION = re.compile(r".+:[^\W\d]\w*")
-"""A function of one's own: "package.module:function" or "folder/file.py:function"."""
 
 
 class LossConfig(Table, frozen=True):

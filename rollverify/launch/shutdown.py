@@ -20,10 +20,10 @@ from rollverify.errors import ConfigError, UserError, exit_code
 
 logger = logging.getLogger(__name__)
 
-ERROR_DIR_VARIABLE = "ROLLVERIFY_ERROR_DIR"
-
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What the operating system says where nothing can be written any more."""
+
+ERROR_DIR_VARIABLE = "ROLLVERIFY_ERROR_DIR"
 """Environment variable: folder that takes one report per failed rank; the launcher sets it."""
 
 STOP_GRACE_VARIABLE = "ROLLVERIFY_STOP_GRACE_S"

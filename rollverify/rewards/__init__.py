@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Sequence
 
+from rollverify.config.function import NAME_OF_A_FUNCTION
 from rollverify.data.prompts import Prompt
 from rollverify.errors import ConfigError, DataError
 from rollverify.rewards.exact import ExactAnswer, exact_answer
-from rollverify.rewards.function import PATTERN, FunctionReward
+from rollverify.rewards.function import FunctionReward
 from rollverify.rewards.maths import MathReward
 from rollverify.rewards.reward import Reward
 
@@ -19,7 +20,7 @@ BUILT_IN: dict[str, type[Reward]] = {"exact_answer": ExactAnswer, "math": MathRe
 
 def reward_class(name: str) -> type[Reward]:
     """The class of a reward."""
-    if name not in BUILT_IN and not PATTERN.fullmatch(name):
+    if name not in BUILT_IN and not NAME_OF_A_FUNCTION.fullmatch(name):
         raise ConfigError(
             f"data.reward must be one of {', '.join(BUILT_IN)}, module:function or "
             f"path/to/file.py:function, got {name!r}"

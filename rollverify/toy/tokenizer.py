@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from rollverify.files import write_atomic
+
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
 PAD_ID = 0
@@ -49,9 +51,5 @@ def save_tokenizer(folder: str | os.PathLike[str]) -> None:
         "tokenizer_config.json": json.dumps(config, indent=2),
         "special_tokens_map.json": json.dumps(special, indent=2),
     }
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        part = target / f"{name}.{os.getpid()}.tmp"
-        part.write_text(content + "\n", encoding="utf-8")
-        os.replace(part, target / name)
+        write_atomic(Path(folder) / name, content + "\n")
