@@ -18,7 +18,6 @@ class ProgressSafeHandler(logging.StreamHandler[TextIO]):
     """Writes each record on lines of its own, even while a tqdm bar is drawn below."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Write to `stream`; None follows `sys.stderr`."""
         super().__init__(stream if stream is not None else sys.stderr)
         self._follows_stderr = stream is None
 

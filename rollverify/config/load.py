@@ -36,7 +36,6 @@ class LoadedConfig:
     """A config and where it came from."""
 
     config: Config
-    """The resolved config."""
     config_files: tuple[str, ...]
     """Files read, left to right."""
     resume: str | None
@@ -114,7 +113,6 @@ def _similar_files(path: Path) -> str:
 
 
 def _read_flags(argv: Sequence[str]) -> tuple[tuple[str, ...], str | None, Document]:
-    """Config files, path to resume, and the settings of a command line."""
     groups: list[tuple[str, list[str]]] = []  # flags with their values; "--a=b" is "--a b"
     for word in argv:
         if word.startswith("--"):
@@ -141,7 +139,6 @@ def _read_flags(argv: Sequence[str]) -> tuple[tuple[str, ...], str | None, Docum
 
 
 def _only(flag: str, values: list[str], wanted: str) -> str:
-    """The one value of a flag, not empty."""
     if len(values) != 1 or not values[0]:
         got = " ".join(map(repr, values)) or "nothing"
         raise ConfigError(f"{flag}: takes {wanted}, got {got}")
@@ -265,7 +262,6 @@ def _describe(mistake: ErrorDetails, values: Document) -> str:
 
 
 def _unread(table: str, name: str, entries: Document) -> str:
-    """A setting that another loss or correction has."""
     readers = [own for own, kind in UNIONS[table][1].items() if name in kind.model_fields]
     owners = " or ".join(map(repr, readers)) or "one of your own"
     return (

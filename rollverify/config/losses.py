@@ -15,11 +15,11 @@ class LossConfig(Table, frozen=True):
     """The policy loss: what all losses read."""
 
     name: str = "grpo"
-    """grpo: clipped surrogate. dr_grpo: the same, without deviation and own length. gspo: the
-    clip is on the response's mean ratio; gspo_token: the same with token gradients. sapo: a soft
-    gate. vespo: a smooth weight of the response's whole ratio. cispo: clipped weights that keep
-    their gradient. decoupled_ppo: clip and weight with a cap. m2po: drops tokens by second moment.
-    reinforce: no ratio. "module:function" or "file.py:function": your own (docs/losses.md)."""
+    """grpo: clipped ratio. dr_grpo: without deviation and own length. gspo: clips the response's
+    mean ratio; gspo_token: with token gradients. sapo: a soft gate. vespo: a smooth weight of the
+    response's whole ratio. cispo: clipped weights that keep their gradient. decoupled_ppo: clip and
+    capped weight. m2po: drops tokens by second moment. reinforce: no ratio. "module:function" or
+    "file.py:function": your own (docs/losses.md)."""
     denominator: Literal["anchor_now", "anchor_at_sampling", "behavior"] = "anchor_now"
     """What the ratio divides by. anchor_now: the trainer before the step. anchor_at_sampling: the
     trainer under the version that sampled the token. behavior: the engine at sampling."""

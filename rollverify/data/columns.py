@@ -26,7 +26,6 @@ class Columns:
     requires_id: bool = False
     """Whether a row without id is refused instead."""
     setting: str = "data.train_columns"
-    """Setting that names them, for messages."""
 
     def names(self) -> list[str]:
         """Every name."""

@@ -18,7 +18,6 @@ class EncodedText:
 
     prompt: Prompt
     place: str
-    """Where it stands, for messages."""
     token_ids: tuple[int, ...]
     """Ids of `prompt.text`, one at least."""
 

@@ -67,7 +67,6 @@ class PromptLoader(StatefulDataLoader[Prompt]):
         self._batches = super().__iter__()
 
     def __iter__(self) -> "PromptLoader":
-        """The loader itself: several `for` loops go on with one stream."""
         return self
 
     def __next__(self) -> list[Prompt]:

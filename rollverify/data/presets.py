@@ -14,7 +14,6 @@ class Preset:
     """What is known of a set."""
 
     hub: str
-    """Name on the Hugging Face hub."""
     columns: Columns
     splits: Mapping[str, str]
     """Split for the use as "train" and as "test"."""
@@ -26,7 +25,6 @@ class Preset:
     taken_off: str = "none"
     """Template that the set itself has put around its problems; it is taken off."""
     template: str = "boxed"
-    """Template of `data.template = "auto"`."""
 
 
 _TRAIN = {"train": "train", "test": "train"}

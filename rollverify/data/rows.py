@@ -36,7 +36,6 @@ class Row:
     number: int
     """Line or row, from 1."""
     values: dict[str, Any]
-    """Column name -> value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +43,6 @@ class HubDataset:
     """One split of a dataset on the Hugging Face hub."""
 
     name: str
-    """"owner/name"."""
     subset: str = ""
     """Its configuration; "" takes the only one."""
     split: str = "train"

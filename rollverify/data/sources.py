@@ -24,13 +24,10 @@ class PromptSource:
     columns: Columns = OWN.columns
     answer_format: AnswerFormat = "text"
     drop_duplicates: bool = False
-    """Whether a prompt that occurs again is left out."""
     taken_off: str = TEMPLATES["none"]
     """Template that the data have put around the problem; taken off where it is there."""
     template: str = TEMPLATES["none"]
-    """Template that is put around the problem."""
     setting: str = "data.train"
-    """Setting it comes from, for messages."""
     local_form: str = "data.train = 'FILE'"
     """How the same is read from a file, for messages."""
 
@@ -47,7 +44,6 @@ class SourceOptions:
     template: str = "auto"
     """A name in `TEMPLATES` or a text that holds {prompt}."""
     duplicates: Literal["auto", "keep", "drop"] = "auto"
-    """What becomes of prompts that occur again."""
 
 
 def resolve_source(

@@ -59,13 +59,11 @@ class Supervisor:
     """Starts a run's processes one stage after the other, and ends whatever is left of them."""
 
     def __init__(self) -> None:
-        """Nothing is started before `with`."""
         self.signals: list[int] = []
         """Signals received so far, in order."""
         self._token = secrets.token_hex(16)
 
     def __enter__(self) -> "Supervisor":
-        """Take over the signals and start the guard."""
         self.folder = Path(tempfile.mkdtemp(prefix="rollverify-"))
         self._guard = start_guard(self._token, self.folder)
         self._old_handlers = {

@@ -38,7 +38,6 @@ class RankError:
     """Why one rank ended."""
 
     rank: int
-    """Global rank."""
     time: float
     """Seconds since the epoch when the error reached the rank's main function; orders causes."""
     kind: Literal["user", "internal"]

@@ -93,7 +93,6 @@ def _load(name: str) -> Score:
 
 
 def _score(score: Score, response: str, row: dict[str, Any]) -> float | str:
-    """The score, or what is wrong with it."""
     try:
         found = score(response, row)
         if isinstance(found, Real) and math.isfinite(found):

@@ -41,7 +41,6 @@ class MathReward(WorkerReward):
     has_answers = True
 
     def __init__(self, *, time_out_s: float, num_workers: int) -> None:
-        """Set up; processes start when the first formula needs one."""
         super().__init__(
             WorkerPool(
                 "rollverify.rewards.symbolic:worker_start",

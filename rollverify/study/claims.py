@@ -19,7 +19,6 @@ class Verdict(NamedTuple):
     """What came out."""
 
     text: str
-    """The claim."""
     held: bool | None
     """None: the data do not tell."""
     detail: str

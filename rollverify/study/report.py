@@ -98,7 +98,6 @@ def run_rows(results: Results) -> list[list[object]]:
 def _values(
     results: Results, tables: Sequence[Table], starts: Sequence[dict[str, str]]
 ) -> dict[str, object]:
-    """Everything as JSON values."""
     study = results.study
     equal = {str(ratio): at_equal_cost(results, ratio) for ratio in study.ratios}
     equal["seconds"] = at_equal_cost(results, None)

@@ -37,7 +37,6 @@ class RunStatus:
 
     progress: Progress = Progress.ABSENT
     folder: Path | None = None
-    """Its run folder; None where there is none."""
     last_step: int = 0
     """Last step that is logged; what comes after the newest checkpoint is done again."""
     step_s: float | None = None

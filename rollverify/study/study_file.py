@@ -48,7 +48,6 @@ class Study(BaseModel, extra="forbid", strict=True, str_strip_whitespace=True):
     question: str
     """What the study is to answer, in a sentence or two."""
     seeds: list[int] = Field(min_length=1)
-    """Values of run.seed."""
     baseline: str
     """Arm that costs are compared with."""
     config_files: list[str] = ["train_configs/default.toml"]

@@ -39,7 +39,6 @@ class Problem(Prompt):
     state: int
     """First state, from 0; shown as a lower-case letter."""
     count: int
-    """Number of applications n, >= 1."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -49,7 +48,6 @@ class NoisyEntry:
     wrong_state: int
     """The one wrong alternative, never the true next state."""
     probability: float
-    """How often a demonstration shows it, in [0, 1]."""
 
 
 def side_of(function: int, state: int, count: int) -> Side:
@@ -88,7 +86,6 @@ class PermutationChain:
     )
 
     def __post_init__(self) -> None:
-        """Check the settings, then draw the table and its noise and split the problems."""
         self._check()
         stream = random_stream(self.seed, "table")
         rows = [tuple(permutation(self.num_states, stream)) for _ in range(self.num_functions)]

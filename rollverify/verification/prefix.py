@@ -16,7 +16,6 @@ class Cut(NamedTuple):
     """Where one trajectory is cut, and why."""
 
     index: int
-    """Of the trajectory."""
     num_kept: int
     """Tokens accepted; 0: start again from the prompt."""
     rule: Literal["segment", "token"]
@@ -32,12 +31,12 @@ def find_cuts(
     segment_threshold: float,
     token_threshold: float,
 ) -> list[Cut]:
-    """Cut each trajectory [of N token OPS] to its longest prefix that passes both stages (Alg. 2).
+    """Cuts of the trajectories to their longest prefix that passes both stages (Algorithm 2).
 
-    Stage 1 drops the first segment whose mean OPS is >= segment_threshold (d_s) and all after it.
-    Stage 2 drops the first token of the rest whose OPS is >= token_threshold (d_t) and the rest.
-    Both bounds are inclusive, > 0 and compared in the dtype of the OPS; inf turns a stage off.
-    Trajectories that are accepted whole have no cut. Synchronizes with the device.
+    Stage 1 drops the first segment whose mean OPS is >= segment_threshold (d_s) and all after it,
+    stage 2, of the rest, the first token whose OPS is >= token_threshold (d_t) and all after it.
+    Both bounds are inclusive, > 0 and compared in the dtype of the OPS [N]; inf turns a stage off.
+    What is accepted whole has no cut. Synchronizes with the device.
     """
     check_ops(token_ops, layout)
     means_S = means_of_runs(token_ops, layout.segment_lengths)

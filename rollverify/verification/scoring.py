@@ -44,7 +44,6 @@ class OpsScoring:
     """None scores nothing."""
     against: Against
     symmetric: bool
-    """See `token_ops`."""
     ranks: Ranks
 
     def __call__(self, state: StepState) -> Scored:

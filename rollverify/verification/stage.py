@@ -49,7 +49,6 @@ class Verification:
         self._count(scored, kept, cuts, state)
 
     def _cut(self, scored: Scored, policy_version: int) -> list[CutLine]:
-        """Truncate in the buffer what is not accepted whole."""
         cuts = find_cuts(
             scored.ops,
             scored.layout,
