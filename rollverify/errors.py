@@ -1,7 +1,5 @@
 """The exceptions RollVerify raises on purpose, and the exit code each one means.
 
-Nothing here formats, logs or handles an error; `exit_code` only tells a front end what to return.
-
 Every message is one line that names what is wrong, where, and what to change.
 """
 

@@ -12,12 +12,9 @@ def write_atomic(
 ) -> None:
     """Write or replace a file in one move that outlasts a crash of the machine.
 
-    A missing folder is made; permissions follow the umask. Several processes may write the same
-    path at once: the last one wins. `content` is text (written as UTF-8, newlines as they are),
-    bytes, or what writes them to the open file.
-
-    Raises:
-        OSError: if it cannot be written; an older file then stays, and nothing else is left.
+    A missing folder is made; permissions follow the umask. Of several processes that write the same
+    path at once the last wins. `content` is text (UTF-8, newlines as they are), bytes, or what
+    writes them to the open file. After an error an older file stays, and nothing else is left.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,13 +15,9 @@ _LIBRARY_LOGGERS = ("torchtitan", "vllm", "transformers")
 
 
 class ProgressSafeHandler(logging.StreamHandler[TextIO]):
-    """Writes each record on lines of its own, even while a tqdm bar is drawn below.
-
-    Without a stream given it writes to whatever `sys.stderr` is at that moment.
-    """
+    """Writes each record on lines of its own, even while a tqdm bar is drawn below."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Write to `stream`; None follows `sys.stderr`."""
         super().__init__(stream if stream is not None else sys.stderr)
         self._follows_stderr = stream is None
 
@@ -34,16 +30,11 @@ class ProgressSafeHandler(logging.StreamHandler[TextIO]):
 
 
 def init_logger(rank: int, world_size: int = 1, level: str = "INFO") -> None:
-    """Set up console logging for this process; calling it again replaces the earlier set-up.
+    """Set up console logging on stderr; calling it again replaces the earlier set-up.
 
-    Rank 0 shows `level` and above, the other ranks only warnings, all on stderr. Lines carry the
-    rank if there is more than one. The loggers of torchtitan, vLLM and transformers are limited
-    to errors; vLLM's own set-up, which would undo that, is turned off through
-    VLLM_CONFIGURE_LOGGING, so call this before vLLM is imported. With ROLLVERIFY_DEBUG set,
-    all of them and all ranks show everything from DEBUG (our loggers) or INFO (libraries) on.
-
-    Raises:
-        ValueError: if the level is not a standard one.
+    Rank 0 shows `level` and above, other ranks only warnings, libraries only errors; with
+    ROLLVERIFY_DEBUG set, all ranks show our loggers from DEBUG and libraries from INFO on. Call it
+    before vLLM is imported, whose own set-up VLLM_CONFIGURE_LOGGING then turns off.
     """
     levels = logging.getLevelNamesMapping()
     if level not in levels:

@@ -55,7 +55,6 @@ def toml_value(value: object) -> str:
 
 
 def _toml_key(key: str) -> str:
-    """The key bare where TOML allows it, else quoted."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 

@@ -1,7 +1,7 @@
-"""Environment variables that the libraries read once, when they are loaded.
+"""Environment variables that libraries read when they are loaded; what the user has set stays.
 
-Call `set_defaults` before torch or vLLM are imported. What the user has set is left alone. The
-launcher also starts its processes with them: the C library reads its own at the very start.
+Call `set_defaults` before torch or vLLM are imported. The launcher also starts its processes with
+them: the C library reads its own at the very start.
 """
 
 import os

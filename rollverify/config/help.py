@@ -40,7 +40,6 @@ def print_help(prog: str) -> NoReturn:
 
 
 def _flags_of(table: str) -> type:
-    """A group of flags."""
     fields: list[tuple[str, Any, Any]] = []
     for name in dict.fromkeys(key for kind in classes_of(table) for key in kind.model_fields):
         setting = SETTINGS[f"{table}.{name}"]

@@ -1,7 +1,6 @@
 """The resolved config: defaults < TOML files left to right < command line flags.
 
-`python -m rollverify.config.load --config FILE ...` prints it and exits, as TOML or with --json as
-JSON. No model, device or process group is touched here, and torch is not imported.
+`python -m rollverify.config.load --config FILE ...` prints it as TOML, with --json as JSON.
 """
 
 import difflib
@@ -37,7 +36,6 @@ class LoadedConfig:
     """A config and where it came from."""
 
     config: Config
-    """The resolved config."""
     config_files: tuple[str, ...]
     """Files read, left to right."""
     resume: str | None
@@ -47,12 +45,7 @@ class LoadedConfig:
 
 
 def load_config(argv: Sequence[str], *, prog: str = "./run_train.sh") -> LoadedConfig:
-    """Resolve the config of a command line (without the program's name).
-
-    Raises:
-        ConfigError: one line that names the file or flag, the key and the cure.
-        SystemExit: with code 0, after printing the help.
-    """
+    """Resolve the config of a command line without the program's name; --help exits with code 0."""
     if "-h" in argv or "--help" in argv:
         from rollverify.config.help import print_help  # tyro is needed for nothing else
 
@@ -65,21 +58,13 @@ def load_config(argv: Sequence[str], *, prog: str = "./run_train.sh") -> LoadedC
 
 
 def read_config(files: Sequence[str] = (), settings: Document | None = None) -> Config:
-    """The config of some files and settings, as in {"training": {"steps": 3}}, which come last.
-
-    Raises:
-        ConfigError: one line that names the file, the key and the cure.
-    """
+    """The config of some files and settings, as in {"training": {"steps": 3}}, which come last."""
     layers = [*((file, read_file(file)) for file in files), ("settings", settings or {})]
     return _resolve(layers)[0]
 
 
 def default_config_file() -> str:
-    """Path of the default config file, looked for here and then beside the package.
-
-    Raises:
-        ConfigError: neither place has it.
-    """
+    """Path of the default config file, looked for here and then beside the package."""
     repository_root = Path(__file__).resolve().parents[2]
     for path in (DEFAULT_CONFIG, repository_root / DEFAULT_CONFIG):
         if path.is_file():
@@ -91,11 +76,7 @@ def default_config_file() -> str:
 
 
 def read_file(file: str) -> Document:
-    """The tables of a TOML file, not yet checked.
-
-    Raises:
-        ConfigError: the file cannot be read or is not TOML.
-    """
+    """The tables of a TOML file, not yet checked."""
     path = Path(file)
     try:
         if path.is_file():
@@ -132,7 +113,6 @@ def _similar_files(path: Path) -> str:
 
 
 def _read_flags(argv: Sequence[str]) -> tuple[tuple[str, ...], str | None, Document]:
-    """Config files, path to resume, and the settings of a command line."""
     groups: list[tuple[str, list[str]]] = []  # flags with their values; "--a=b" is "--a b"
     for word in argv:
         if word.startswith("--"):
@@ -159,7 +139,6 @@ def _read_flags(argv: Sequence[str]) -> tuple[tuple[str, ...], str | None, Docum
 
 
 def _only(flag: str, values: list[str], wanted: str) -> str:
-    """The one value of a flag, not empty."""
     if len(values) != 1 or not values[0]:
         got = " ".join(map(repr, values)) or "nothing"
         raise ConfigError(f"{flag}: takes {wanted}, got {got}")
@@ -225,10 +204,7 @@ def _resolve(layers: Sequence[tuple[str, Document]]) -> tuple[Config, dict[str, 
 
 
 def _overlay(values: Document, sources: dict[str, str], file: str, layer: Document) -> None:
-    """Put a layer over the values so far: tables merge at every depth, the rest is replaced.
-
-    Where a layer names another loss or correction, the settings of the one below it go.
-    """
+    """Put a layer on top: tables merge; another loss drops the settings of the one below."""
     for table, entries in layer.items():
         if not isinstance(entries, dict):
             values[table] = entries
@@ -286,7 +262,6 @@ def _describe(mistake: ErrorDetails, values: Document) -> str:
 
 
 def _unread(table: str, name: str, entries: Document) -> str:
-    """A setting that another loss or correction has."""
     readers = [own for own, kind in UNIONS[table][1].items() if name in kind.model_fields]
     owners = " or ".join(map(repr, readers)) or "one of your own"
     return (

@@ -1,43 +1,35 @@
-"""Tables [loss] and [correction]: each loss and correction is the table of its own settings.
+"""Tables [loss] and [correction]: each loss and correction is the table of its own settings."""
 
-A new loss is a table here and a function in `rollverify/losses`; neither needs a change for
-`loss.name = "module:function"`.
-"""
-
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from rollverify.config.base import CountOrZero, Limit, NotNegative, Positive, Table
+from rollverify.config.function import NAME_OF_A_FUNCTION
 
 ClipLow = Annotated[float, Field(gt=0, le=1)]
-NAME_OF_A_FUNCTION = re.compile(r".+:[^\W\d]\w*")
-"""A function of one's own: "package.module:function" or "folder/file.py:function"."""
 
 
 class LossConfig(Table, frozen=True):
     """The policy loss: what all losses read."""
 
     name: str = "grpo"
-    """grpo: clipped surrogate. dr_grpo: the same, without deviation and own length. gspo: the
-    clip is on the response's mean ratio; gspo_token: the same with token gradients. sapo: a soft
-    gate. vespo: a smooth weight of the response's whole ratio. cispo: clipped weights that keep
-    their gradient. decoupled_ppo: clip and weight with a cap. m2po: drops tokens by second moment.
-    reinforce: no ratio. "module:function" or "file.py:function": your own (docs/losses.md)."""
+    """grpo: clipped ratio. dr_grpo: without deviation and own length. gspo: clips the response's
+    mean ratio; gspo_token: with token gradients. sapo: a soft gate. vespo: a smooth weight of the
+    response's whole ratio. cispo: clipped weights that keep their gradient. decoupled_ppo: clip and
+    capped weight. m2po: drops tokens by second moment. reinforce: no ratio. "module:function" or
+    "file.py:function": your own (docs/losses.md)."""
     denominator: Literal["anchor_now", "anchor_at_sampling", "behavior"] = "anchor_now"
     """What the ratio divides by. anchor_now: the trainer before the step. anchor_at_sampling: the
     trainer under the version that sampled the token. behavior: the engine at sampling."""
     entropy_coefficient: Annotated[float, Field(ge=-1e9, le=1e9)] = 0.0
     """Times the mean entropy, subtracted from the loss; 0 turns it off."""
     mask_truncated: bool = False
-    """Whether responses cut at the length limit are left out of the loss (overlong filtering); they
-    still count in their group's advantages."""
+    """Whether responses cut at the length limit are left out of the loss, but not of advantages."""
     masked_in_denominator: bool = True
     """Whether tokens that the correction (or m2po, decoupled_ppo) drops still count in the
-    averages; if not, what is kept weighs more, and a scoring pass per step is added. Responses that
-    mask_truncated leaves out never count."""
+    averages; if not, what is kept weighs more, and a scoring pass per step is added."""
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
     """How token losses become one number; counts are global, over all ranks and micro-batches."""
 
@@ -175,10 +167,7 @@ class CustomLoss(LossConfig, frozen=True):
 
 
 class CorrectionConfig(Table, frozen=True):
-    """Importance weights and masks between the engine that sampled and the trainer.
-
-    They are about rho = denominator / behavior, multiply any loss, and are measured even when off.
-    """
+    """Importance weights rho = denominator / behavior and masks, for any loss; measured if off."""
 
     name: Literal[
         "none", "truncated", "masked", "icepop", "geometric_mask", "mask_stale", "opsm"

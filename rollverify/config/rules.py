@@ -1,7 +1,4 @@
-"""Rules across settings, each with its cure, and the check of the number of ranks.
-
-Every dotted key that a message holds is reported with the file or flag that set it.
-"""
+"""Rules across settings, each with its cure; every key in a message gets the file that set it."""
 
 from __future__ import annotations
 
@@ -303,12 +300,7 @@ def _averages(config: Config) -> Iterator[str]:
 
 
 def check_world_size(config: Config, world_size: int) -> int:
-    """Number of data-parallel ranks, replicate * shard; each takes an equal share of the prompts.
-
-    Raises:
-        ConfigError: replicate * shard * tensor is not the number of ranks, the experts do not
-            divide over them, or prompts_per_step does not divide by the data-parallel ranks.
-    """
+    """Number of data-parallel ranks, replicate * shard; each takes an equal share of prompts."""
     parallelism = config.parallelism
     replicate, tensor = parallelism.data_parallel_replicate, parallelism.tensor_parallel
     shard = parallelism.data_parallel_shard

@@ -47,10 +47,9 @@ class MethodConfig(Table, frozen=True):
 
 
 class VerificationConfig(Table, frozen=True):
-    """The check of unfinished responses against the policy that will resume them.
+    """The check of unfinished responses by OPS, D = |p_updated / p_reference - 1| of each token.
 
-    OPS, the off-policy shift, is D = |p_updated / p_reference - 1| of each sampled token. Only the
-    method rollverify cuts by it.
+    Only the method rollverify cuts by it.
     """
 
     segment_threshold: Limit = 0.01
@@ -58,15 +57,13 @@ class VerificationConfig(Table, frozen=True):
     token_threshold: Limit = 2.0
     """What is left is cut before its first token whose OPS reaches this; inf turns it off."""
     against: Literal["anchor", "behavior"] = "anchor"
-    """Log-probs that the updated ones are compared with. anchor: the trainer's, under the version
-    that sampled the token. behavior: the engine's at sampling, which halves the scoring and adds
-    the gap between engine and trainer to OPS."""
+    """What updated log-probs are compared with. anchor: the trainer's when the token was sampled.
+    behavior: the engine's, which halves the scoring and adds the gap of the two to OPS."""
     symmetric: bool = False
     """Whether OPS is max(r, 1/r) - 1 of the ratio r, so that tokens the policy has turned away from
     can reach the token threshold; |r - 1| stays below 1 for them."""
     measure: bool = True
-    """Whether unfinished responses are scored for the metrics even where no rule needs it, as with
-    method partial_rollout; costs a forward pass per step."""
+    """Whether unfinished responses are scored for the metrics even where no rule needs it."""
 
 
 class SwitchingConfig(Table, frozen=True):
@@ -90,21 +87,15 @@ class FilterConfig(Table, frozen=True):
     name: Literal["off", "staleness", "ops"] = "off"
     """staleness: discard by the age of the oldest segment. ops: discard by the mean OPS."""
     max_staleness: Count = 4
-    """Oldest segment that is kept, in steps; for filter staleness. Responses are checked after the
-    optimizer step, when their newest segment is 1 step old."""
+    """Oldest segment that filter staleness keeps, in steps; the newest is 1 step old by then."""
     max_ops: Positive = 0.1
     """Largest mean OPS of a response that is kept; for filter ops."""
     discard: Literal["trajectory", "group"] = "trajectory"
-    """trajectory: the response starts again from its prompt. group: the prompt is given up with all
-    its responses."""
+    """trajectory: the response starts again. group: the prompt is given up with all responses."""
 
 
 class RoutingReplayConfig(Table, frozen=True):
-    """Experts of mixture-of-experts models: whose choice the trainer repeats.
-
-    Without replay, engine and trainer can send a token to different experts, and a small difference
-    of numbers becomes a large one of log-probs.
-    """
+    """Experts of mixture-of-experts models: whose choice the trainer repeats."""
 
     mode: Literal["off", "trainer", "engine"] = "off"
     """off: the router chooses in every pass. trainer: scoring after the step, and the steps of
@@ -114,8 +105,7 @@ class RoutingReplayConfig(Table, frozen=True):
     """With mode engine, experts of the tokens that a resumed response holds. keep: as when they
     were sampled. replace: as the new policy chose when it read them again."""
     measure_every: CountOrZero = 0
-    """Steps between two measurements of engine against trainer without replay, each a forward pass
-    over the batch; 0 measures never."""
+    """Steps between two extra passes that compare engine and trainer without replay; 0: never."""
 
 
 class ModelConfig(Table, frozen=True):
@@ -145,18 +135,15 @@ class DataConfig(Table, frozen=True):
     """text: as it is; integer: a whole number, however it is written; hashes: what stands after
     the last "####", without commas; auto: what the preset says, without one text."""
     template: str = "auto"
-    """Wording around the prompt: none, boxed, answer_line, or a text that holds {prompt} once;
-    auto: what the preset says, without one none."""
+    """Wording: none, boxed, answer_line, or a text that holds {prompt} once; auto: the preset's."""
     chat_template: bool = False
     """Whether the prompt then becomes the user's message in the model's own chat template."""
     system_prompt: str = ""
     """System message of the chat template; "" sends none."""
     duplicates: Literal["auto", "keep", "drop"] = "auto"
-    """Prompts that occur again: counted, and kept or dropped; auto: what the preset says, without
-    one kept."""
+    """Prompts that occur again, which are counted; auto: what the preset says, else keep."""
     long_prompts: Literal["error", "drop"] = "error"
-    """Prompts above rollout.max_prompt_tokens: end the run with an error, or are dropped and
-    counted. A prompt is never cut."""
+    """Prompts above rollout.max_prompt_tokens: end the run, or are dropped and counted."""
     shuffle: bool = True
     """Whether training prompts are put in a new order, derived from the seed, in each pass."""
     reward: Annotated[str, named(("exact_answer", "math"))] = "exact_answer"
@@ -180,14 +167,11 @@ class RolloutConfig(Table, frozen=True):
     prompts_per_step: Count = 32
     """Prompts in one training batch, over all data-parallel ranks."""
     group_size: Annotated[int, Field(ge=2, lt=2**31)] = 8
-    """Responses sampled for each prompt (n); the group is the baseline of its advantages, so that
-    of a single response would always be 0."""
+    """Responses per prompt (n), at least 2: their mean is the baseline of the advantages."""
     oversampling: Annotated[float, Field(ge=1, le=1000)] = 2.0
-    """Responses in flight over those of one batch, so that the engine stays busy while the longest
-    finish; method on_policy starts exactly one batch."""
+    """Responses in flight over one batch's; method on_policy starts exactly one batch."""
     count_every: Count = 8
-    """Engine steps between two counts of complete groups over the ranks, which end a rollout phase;
-    method on_policy does not count."""
+    """Engine steps between two counts of complete groups over the ranks; not in on_policy."""
     mask_older_segments: bool = False
     """Whether a resumed response is trained only on the tokens of its newest policy version."""
     max_prompt_tokens: Count = 32
@@ -211,14 +195,12 @@ class DynamicSamplingConfig(Table, frozen=True):
     """Groups whose rewards are all equal teach nothing: others can take their place."""
 
     enable: bool = False
-    """Whether a step trains on exactly rollout.prompts_per_step groups whose rewards differ; those
-    without a difference are given up for good and as many prompts more are drawn."""
+    """Whether a step trains on exactly rollout.prompts_per_step groups whose rewards differ; the
+    others are given up for good and replaced."""
     max_dropped_batches: Positive = 8.0
-    """Most groups that one step gives up before its batch is full, in batches of
-    rollout.prompts_per_step."""
+    """Most groups that one step gives up, in batches of rollout.prompts_per_step."""
     at_cap: Literal["stop", "train"] = "stop"
-    """What happens beyond that. stop: the run ends and says why. train: the batch is filled up with
-    groups that teach nothing."""
+    """Beyond that: stop ends the run and says why, train fills up with useless groups."""
 
 
 class EngineConfig(Table, frozen=True):
@@ -227,8 +209,7 @@ class EngineConfig(Table, frozen=True):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the engine's weights and activations."""
     max_num_seqs: Count = 512
-    """Most responses decoded at the same time by one engine. The default holds all that are in
-    flight: rollout.oversampling * prompts_per_step * group_size, divided by the ranks."""
+    """Most responses that one engine decodes at a time, best all that are in flight on its rank."""
     max_num_batched_tokens: Count = 8192
     """Most tokens processed in one engine step."""
     kv_cache_gib: Annotated[float, Field(gt=0, le=2**20)] = 1.0
@@ -265,9 +246,8 @@ class TrainingConfig(Table, frozen=True):
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this L2 norm."""
     minibatches: Count = 1
-    """Optimizer steps per training step, each on as many whole prompts, in the order they were
-    drawn. With more than 1 the ratio moves, and a scoring pass over the batch is added. Schedule
-    and policy version advance once per training step."""
+    """Optimizer steps per training step, each on as many whole prompts, in the order drawn. With
+    more than 1 a scoring pass over the batch is added; schedule and version advance once."""
     micro_batch_tokens: Count = 8192
     """Most tokens packed into one row of a micro-batch."""
     logprob_chunk_mib: Count = 64

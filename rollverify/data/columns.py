@@ -15,10 +15,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Names of the columns; of several names the first that a row has counts.
-
-    A dotted name that is no column itself is looked for inside one: "extra_info.index".
-    """
+    """Names of columns; the first that a row has counts; "extra_info.index" looks inside one."""
 
     prompt: tuple[str, ...] = ("prompt",)
     """The problem: text, or a conversation of one user message."""
@@ -29,7 +26,6 @@ class Columns:
     requires_id: bool = False
     """Whether a row without id is refused instead."""
     setting: str = "data.train_columns"
-    """Setting that names them, for messages."""
 
     def names(self) -> list[str]:
         """Every name."""
@@ -37,12 +33,7 @@ class Columns:
 
 
 def prompt_of(row: Row, columns: Columns) -> str:
-    """Text of the problem.
-
-    Raises:
-        DataError: naming place and column, if it is missing, empty, or neither a text nor a
-            conversation of exactly one user message.
-    """
+    """Text of the problem: a text, or a conversation of exactly one user message."""
     name, value = _found(row, columns.prompt, columns)
     if isinstance(value, list):
         value = _user_message(value, name, row.place)
@@ -54,9 +45,6 @@ def answer_of(row: Row, columns: Columns, answer_format: AnswerFormat) -> str:
 
     "integer" is a whole number in any spelling ("1,024", "027", "27.0", 27) as its digits; "hashes"
     is what stands after the last "####", without commas.
-
-    Raises:
-        DataError: naming place and column, if it is missing, empty, or not of the format.
     """
     name, value = _found(row, columns.answer, columns)
     text = _text(_number_text(value), name, row.place)
@@ -66,12 +54,7 @@ def answer_of(row: Row, columns: Columns, answer_format: AnswerFormat) -> str:
 
 
 def id_of(row: Row, columns: Columns) -> str:
-    """The row's id.
-
-    Raises:
-        DataError: naming the place, if it is neither text nor integer, or missing where it must
-            not be.
-    """
+    """The row's id; a DataError if it is neither text nor integer, or missing though needed."""
     if columns.requires_id:
         _found(row, columns.id, columns)
     for name in columns.id:

@@ -1,7 +1,4 @@
-"""From prompts to token ids, and what becomes of prompts that are too long.
-
-A prompt is never cut: what is left of a problem is another problem.
-"""
+"""From prompts to token ids; a prompt is never cut: what is left would be another problem."""
 
 import logging
 from dataclasses import dataclass
@@ -21,7 +18,6 @@ class EncodedText:
 
     prompt: Prompt
     place: str
-    """Where it stands, for messages."""
     token_ids: tuple[int, ...]
     """Ids of `prompt.text`, one at least."""
 
@@ -35,12 +31,8 @@ def encode_prompts(
 ) -> list[EncodedText]:
     """Token ids of every prompt, 1..max_prompt_tokens each; no special token is added (no BOS).
 
-    Special tokens that the text itself spells out, as a chat template does, become their ids. How
-    many long prompts are left out is logged.
-
-    Raises:
-        DataError: naming file and line, if a prompt is too long, gives no token, or holds a
-            character the tokenizer does not know; or if all are too long.
+    Special tokens that the text itself spells out, as a chat template does, become their ids. A
+    prompt with no token, or a character the tokenizer does not know, is a DataError.
     """
     encoded: list[EncodedText] = []
     dropped: list[str] = []

@@ -1,8 +1,7 @@
 """A resumable stream of global prompt batches, on torchdata's `StatefulDataLoader`.
 
-The stream never ends: it walks epoch after epoch, each in an order that is a pure function of
-(seed, epoch), and a batch may cross an epoch's end. So no saved state can say "exhausted".
-Batches are global: every data-parallel rank sees the same one and takes its share elsewhere.
+The stream never ends: each epoch's order is a pure function of (seed, epoch), and a batch may cross
+an epoch's end. Every data-parallel rank sees the same batches and takes its share elsewhere.
 """
 
 import hashlib
@@ -32,18 +31,13 @@ class PromptLoader(StatefulDataLoader[Prompt]):
     """Endless iterator over global batches of prompts, resumable after any batch.
 
     A set smaller than a batch repeats in order, so one batch may hold a prompt more than once:
-    tell groups apart by their place in the batch, not by `prompt_id`. The global torch random
-    state is neither read nor advanced.
+    tell groups apart by their place in the batch, not by `prompt_id`.
     """
 
     def __init__(
         self, prompts: Sequence[Prompt], *, batch_size: int, seed: int, shuffle: bool = True
     ) -> None:
-        """Start at the first prompt of epoch 0; `prompts` is the whole set, in file order.
-
-        Raises:
-            ConfigError: if there are no prompts or `batch_size` < 1.
-        """
+        """Start at the first prompt of epoch 0; `prompts` is the whole set, in file order."""
         if not prompts:
             raise ConfigError("the prompt set is empty; give data.train at least one line")
         if batch_size < 1:
@@ -73,7 +67,6 @@ class PromptLoader(StatefulDataLoader[Prompt]):
         self._batches = super().__iter__()
 
     def __iter__(self) -> "PromptLoader":
-        """The loader itself: several `for` loops go on with one stream."""
         return self
 
     def __next__(self) -> list[Prompt]:
@@ -100,11 +93,7 @@ class PromptLoader(StatefulDataLoader[Prompt]):
         return self._order[place]
 
     def seek(self, num_drawn: int) -> None:
-        """Go on after that many prompts of the stream.
-
-        Raises:
-            ValueError: if the number is negative.
-        """
+        """Go on after that many prompts of the stream."""
         if num_drawn < 0:
             raise ValueError(f"num_drawn must be >= 0, got {num_drawn}")
         self.num_drawn = num_drawn
@@ -116,9 +105,7 @@ class PromptLoader(StatefulDataLoader[Prompt]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after the batch at which the state was taken; `batch_size` may be another.
 
-        Raises:
-            CheckpointError: if the state is damaged, or was saved for other prompts, another seed
-                or another shuffle setting; the loader is then left as it was.
+        Other prompts, seed or shuffle are a CheckpointError; the loader is then left as it was.
         """
         for key, expected in self._identity.items():
             if state_dict.get(key) != expected:

@@ -1,7 +1,6 @@
 """Known sets of maths problems: where each lies, its columns, and how its answers are written.
 
-Columns fit the hub's schema and the usual local copies (`problem`, `answer`), so that "gsm8k:FILE"
-needs no further setting.
+Columns fit the hub's schema and the usual local copies, so that "gsm8k:FILE" needs no more.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ class Preset:
     """What is known of a set."""
 
     hub: str
-    """Name on the Hugging Face hub."""
     columns: Columns
     splits: Mapping[str, str]
     """Split for the use as "train" and as "test"."""
@@ -27,7 +25,6 @@ class Preset:
     taken_off: str = "none"
     """Template that the set itself has put around its problems; it is taken off."""
     template: str = "boxed"
-    """Template of `data.template = "auto"`."""
 
 
 _TRAIN = {"train": "train", "test": "train"}

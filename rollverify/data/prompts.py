@@ -1,8 +1,4 @@
-"""The prompt record, a whole set of them read from a source, and the project's own file format.
-
-A file of one's own has one JSON object per line: "prompt", "answer" and optionally "id" (text or
-integer, default the line number). torch is not imported here.
-"""
+"""The prompt record, a whole set of them read from a source, and the project's own file format."""
 
 import hashlib
 import json
@@ -61,11 +57,7 @@ class PromptSet:
 
 
 def write_jsonl(path: str | os.PathLike[str], prompts: Iterable[Prompt]) -> None:
-    """Write ids, texts and answers as JSON lines that `load_prompts` reads, in one move.
-
-    Raises:
-        DataError: if the folder cannot be made or written.
-    """
+    """Write ids, texts and answers as JSON lines that `load_prompts` reads, in one move."""
     rows = ({"id": p.prompt_id, "prompt": p.text, "answer": p.answer} for p in prompts)
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     try:
@@ -84,10 +76,7 @@ def load_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
 def read_prompt_set(source: PromptSource, wrap: Callable[[str], str] | None = None) -> PromptSet:
     """Read all prompts of a source; `wrap` puts the model's chat template around a worded problem.
 
-    Raises:
-        DataError: one line naming the file, the line, the key and the cure, if the source is
-            missing, unreadable or empty, a line is not a JSON object, a key is missing, empty or
-            of the wrong type, an answer is not of its format, or an id occurs twice.
+    What cannot be used is a DataError: one line naming the file, the line, the key and the cure.
     """
     found = PromptSet()
     first_of: dict[bytes, tuple[str, str]] = {}

@@ -36,7 +36,6 @@ class Row:
     number: int
     """Line or row, from 1."""
     values: dict[str, Any]
-    """Column name -> value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +43,6 @@ class HubDataset:
     """One split of a dataset on the Hugging Face hub."""
 
     name: str
-    """"owner/name"."""
     subset: str = ""
     """Its configuration; "" takes the only one."""
     split: str = "train"
@@ -63,10 +61,6 @@ def read_rows(path: Path, needed: Sequence[str] = ()) -> Iterator[Row]:
     The ending .parquet means Parquet; a .json file that begins with "[" is one list; anything else
     has one JSON object per line, with no blank line but at the end. Parquet columns that hold bytes
     (images, sound) are left out, but for those that are `needed`.
-
-    Raises:
-        DataError: one line naming file, line and cure, if the file is missing or cannot be read, or
-            a line is not a JSON object.
     """
     ending = path.suffix.lower()
     try:
@@ -180,11 +174,8 @@ def read_hub_rows(
 ) -> Iterator[Row]:
     """Rows of a dataset in order; the log says beforehand what the hub is asked for.
 
-    Columns that hold bytes (images, sound) are left out, but for those that are `needed`.
-    `local_form` is the setting that reads the same from a file, for messages.
-
-    Raises:
-        DataError: one line with what to do, if the dataset cannot be had.
+    Columns of bytes are left out as in `read_rows`. `local_form`, for messages, is the setting that
+    reads the same from a file.
     """
     from datasets import load_dataset  # takes a second, and may use the network
 

@@ -1,7 +1,6 @@
 """Random streams that depend on named values only, so every machine and process draws the same.
 
-Uses `random.Random.random()` alone, whose sequence Python promises to keep for a given seed;
-`shuffle` and `gauss` carry no such promise.
+Uses `random.Random.random()` alone: Python promises its sequence, not that of `shuffle`, `gauss`.
 """
 
 import hashlib

@@ -24,13 +24,10 @@ class PromptSource:
     columns: Columns = OWN.columns
     answer_format: AnswerFormat = "text"
     drop_duplicates: bool = False
-    """Whether a prompt that occurs again is left out."""
     taken_off: str = TEMPLATES["none"]
     """Template that the data have put around the problem; taken off where it is there."""
     template: str = TEMPLATES["none"]
-    """Template that is put around the problem."""
     setting: str = "data.train"
-    """Setting it comes from, for messages."""
     local_form: str = "data.train = 'FILE'"
     """How the same is read from a file, for messages."""
 
@@ -47,7 +44,6 @@ class SourceOptions:
     template: str = "auto"
     """A name in `TEMPLATES` or a text that holds {prompt}."""
     duplicates: Literal["auto", "keep", "drop"] = "auto"
-    """What becomes of prompts that occur again."""
 
 
 def resolve_source(
@@ -58,11 +54,7 @@ def resolve_source(
     A preset's name alone is its dataset on the hub; "PRESET:PLACE" reads another place by the same
     columns. A place is a file if it exists, ends in .jsonl, .json or .parquet, or begins with
     ".", "/" or "~"; else "owner/name" is a dataset on the hub.
-
     `use` chooses the split of a dataset; `setting` is where the text was written, for messages.
-
-    Raises:
-        ConfigError: if the text is none of these, or [hub] settings are given for a file.
     """
     options = options or SourceOptions()
     name, colon, place = text.partition(":")

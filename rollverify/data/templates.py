@@ -48,9 +48,7 @@ class ChatTemplate:
     def render(self, text: str) -> str:
         """Text of the conversation up to where the response begins, special tokens included.
 
-        Raises:
-            DataError: if the text holds a special token of the model, which would end the message
-                early; or the template refuses the conversation or leaves the text out.
+        A text that holds a special token, which would end the message early, is a DataError.
         """
         for token in self._special:
             if token in text:
@@ -79,11 +77,7 @@ class ChatTemplate:
 
 
 def read_chat_template(folder: Path, system_prompt: str) -> ChatTemplate:
-    """The chat template of a Hugging Face model folder.
-
-    Raises:
-        ConfigError: if the folder's tokenizer cannot be read or has no chat template.
-    """
+    """The chat template of a Hugging Face model folder; a ConfigError if it has none."""
     from transformers import AutoTokenizer
 
     try:

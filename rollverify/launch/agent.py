@@ -1,7 +1,4 @@
-"""torchrun, as the launcher starts it: quiet, and with a report for ranks that were killed.
-
-It adds no policy of its own: torchrun starts the ranks, hosts their store and ends them together.
-"""
+"""torchrun, as the launcher starts it: quiet, and with a report for ranks that were killed."""
 
 import logging
 import os
@@ -25,8 +22,7 @@ _CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal
 def killed_rank_error(rank: int, exitcode: int, timestamp: float) -> RankError | None:
     """Report of a rank that a signal ended; None if it ended itself or torchrun ended it.
 
-    A crash counts as the first cause, although its peers, which only saw the connection close,
-    may have reported before torchrun noticed it.
+    A crash counts as the first cause: peers see the connection close, and may report it, earlier.
     """
     if exitcode >= 0 or -exitcode in _BY_AGENT:
         return None
@@ -45,8 +41,7 @@ def _report_at_once(folder: Path) -> None:
     """Write the reports as soon as torchrun finds that ranks have ended.
 
     It tells its caller only after it has ended the others, for which it waits up to 30 s; the
-    launcher, once a peer has reported the broken connection, has less patience and ends us all.
-    What torchrun itself ends afterwards is no cause and gets no report.
+    launcher has less patience. What torchrun itself ends afterwards gets no report.
     """
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 

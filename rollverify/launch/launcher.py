@@ -59,13 +59,11 @@ class Supervisor:
     """Starts a run's processes one stage after the other, and ends whatever is left of them."""
 
     def __init__(self) -> None:
-        """Nothing is started before `with`."""
         self.signals: list[int] = []
         """Signals received so far, in order."""
         self._token = secrets.token_hex(16)
 
     def __enter__(self) -> "Supervisor":
-        """Take over the signals and start the guard."""
         self.folder = Path(tempfile.mkdtemp(prefix="rollverify-"))
         self._guard = start_guard(self._token, self.folder)
         self._old_handlers = {
@@ -84,14 +82,9 @@ class Supervisor:
             signal.signal(number, handler)
 
     def run(self, command: Sequence[str], variables: Mapping[str, str]) -> int:
-        """Run one stage to its end; no process of it is left afterwards.
+        """Run one stage, with variables over ours, to its end and end all that is left of it.
 
-        Args:
-            command: program and arguments.
-            variables: environment variables to add to ours.
-
-        Returns:
-            The stage's exit code as `subprocess` gives it, negative if a signal ended it.
+        Returns the exit code as `subprocess` gives it, negative if a signal ended the stage.
         """
         mine = {TOKEN_VARIABLE: self._token, ERROR_DIR_VARIABLE: str(self.folder)}
         child = subprocess.Popen(
@@ -122,8 +115,8 @@ class Supervisor:
 def rank_stage(module: str, argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Command and variables of a stage with a single rank.
 
-    Port 0: the rank's store takes a port that the system chooses while it binds, and nobody else
-    needs to know it. Looking a free port up first would leave a gap for another run to take it.
+    Port 0: the rank's store takes one that the system chooses while it binds. Looking a free port
+    up first would leave a gap for another run to take it.
     """
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -133,10 +126,7 @@ def rank_stage(module: str, argv: Sequence[str]) -> tuple[list[str], dict[str, s
 def torchrun_stage(
     module: str, argv: Sequence[str], ranks: int
 ) -> tuple[list[str], dict[str, str]]:
-    """Command and variables of a stage with several ranks on this machine.
-
-    torchrun binds its store to a port of the system's choice and the ranks use that same store.
-    """
+    """Command and variables of a stage with several ranks, which use torchrun's store (port 0)."""
     options = ["--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
     options += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     options += ["--max-restarts", "0", "--shutdown-timeout", str(math.ceil(stop_grace_s()))]
@@ -149,14 +139,7 @@ def launch(
 ) -> int:
     """Run the stages of a job, and print the first cause last if one fails.
 
-    Args:
-        argv: the job's command line, passed to every stage.
-        ranks: number of training ranks, >= 1.
-        needs_prepare: run the prepare stage first.
-        modules: what to start.
-
-    Returns:
-        Exit code: 0; 2 for user errors; 128 + signal if asked to stop; otherwise 1.
+    Returns 0; 2 for user errors; 128 + signal if asked to stop; otherwise 1.
     """
     modules = modules or Modules()
     stages = [(modules.prepare, rank_stage(modules.prepare, argv))] if needs_prepare else []
@@ -202,11 +185,7 @@ def _print_exit(name: str, code: int) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[int, list[str]]:
-    """`--nproc N -- flags...` -> N and the flags.
-
-    Raises:
-        ConfigError: N is not a whole number >= 1, or the separator is missing.
-    """
+    """`--nproc N -- flags...` -> N and the flags."""
     if len(argv) < 3 or argv[0] != "--nproc" or argv[2] != "--":
         raise ConfigError("usage: python -m rollverify.launch --nproc N -- [training flags]")
     if not argv[1].isascii() or not argv[1].isdigit() or int(argv[1]) < 1:

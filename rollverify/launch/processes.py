@@ -1,6 +1,5 @@
 """Finds and ends every process of one run, however deep, by a token that all of them inherit.
 
-It never looks at names and never touches a process without the token or a tagged ancestor.
 `python -m rollverify.launch.processes` is the guard: it sees its launcher end, even by SIGKILL.
 """
 
@@ -58,12 +57,7 @@ def end_processes(token: str, *, patience_s: float = 5.0) -> bool:
 
 
 def start_guard(token: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Start the guard of a run; it acts when its standard input is closed or we end.
-
-    Args:
-        token: the run's token.
-        folder: the run's temporary folder, removed by the guard at the end.
-    """
+    """Start the guard of a run; it ends all and the folder once its stdin closes or we end."""
     environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
     return subprocess.Popen(
         [sys.executable, "-m", "rollverify.launch.processes", token, str(folder)],

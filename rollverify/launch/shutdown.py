@@ -1,8 +1,4 @@
-"""How one rank ends: on request within a bounded time, with its parent, or with an error report.
-
-It ends only the process it runs in. `rollverify.launch` supervises a whole run from outside, and
-`rollverify.launch.processes` finds what is left of one.
-"""
+"""How one rank ends: on request within a bounded time, with its parent, or with an error report."""
 
 import ctypes
 import errno
@@ -24,10 +20,10 @@ from rollverify.errors import ConfigError, UserError, exit_code
 
 logger = logging.getLogger(__name__)
 
-ERROR_DIR_VARIABLE = "ROLLVERIFY_ERROR_DIR"
-
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What the operating system says where nothing can be written any more."""
+
+ERROR_DIR_VARIABLE = "ROLLVERIFY_ERROR_DIR"
 """Environment variable: folder that takes one report per failed rank; the launcher sets it."""
 
 STOP_GRACE_VARIABLE = "ROLLVERIFY_STOP_GRACE_S"
@@ -42,7 +38,6 @@ class RankError:
     """Why one rank ended."""
 
     rank: int
-    """Global rank."""
     time: float
     """Seconds since the epoch when the error reached the rank's main function; orders causes."""
     kind: Literal["user", "internal"]
@@ -63,10 +58,9 @@ def stop_grace_s() -> float:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process (SIGKILL) when its parent ends, however that ends.
+    """Have the kernel (Linux) SIGKILL this process when its parent ends, however that ends.
 
-    Call it first thing in every process that the project starts. Children do not inherit it, so
-    each generation calls it for itself. Does nothing where the kernel is not Linux.
+    Children do not inherit it: every process that the project starts calls it first thing.
     """
     if _LIBC is None:
         return
@@ -77,16 +71,10 @@ def die_with_parent() -> None:
 
 
 def write_rank_error(error: BaseException) -> int:
-    """Report the exception that ends this rank, and return the exit code to end with.
+    """Report what ends this rank, and return its exit code: 2 for user errors, otherwise 1.
 
     Under the launcher this writes one file, which the launcher prints; a first report of a rank is
     kept. Without a launcher it prints to stderr: the message for user errors, else the traceback.
-
-    Args:
-        error: what the rank's main function caught.
-
-    Returns:
-        2 for user errors, otherwise 1.
     """
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         error = ConfigError(f"{error}; free space or choose another run.output_dir")
@@ -106,10 +94,7 @@ def write_rank_error(error: BaseException) -> int:
 
 
 def save_rank_error(report: RankError, folder: Path) -> bool:
-    """Write the report as a file of its own; False if the folder cannot be written.
-
-    The file appears whole or not at all. An earlier report of the same rank stays.
-    """
+    """Write a rank's first report, whole or not at all; False if the folder cannot be written."""
     file = folder / f"rank-{report.rank}.json"
     draft = folder / f".rank-{report.rank}.{os.getpid()}"
     try:
@@ -138,11 +123,7 @@ class StopRequest:
     """
 
     def __init__(self, *, limit_s: float | None = None) -> None:
-        """Install the handlers.
-
-        Args:
-            limit_s: seconds for the step that runs; None means 0.8 of the launcher's patience.
-        """
+        """Install the handlers; a step has limit_s, by default 0.8 of the launcher's patience."""
         self.limit_s = 0.8 * stop_grace_s() if limit_s is None else limit_s
         self.signal_number: int | None = None
         """The first signal, or None."""

@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Sequence
 
+from rollverify.config.function import NAME_OF_A_FUNCTION
 from rollverify.data.prompts import Prompt
 from rollverify.errors import ConfigError, DataError
 from rollverify.rewards.exact import ExactAnswer, exact_answer
-from rollverify.rewards.function import PATTERN, FunctionReward
+from rollverify.rewards.function import FunctionReward
 from rollverify.rewards.maths import MathReward
 from rollverify.rewards.reward import Reward
 
@@ -18,12 +19,8 @@ BUILT_IN: dict[str, type[Reward]] = {"exact_answer": ExactAnswer, "math": MathRe
 
 
 def reward_class(name: str) -> type[Reward]:
-    """The class of a reward.
-
-    Raises:
-        ConfigError: if the name cannot be one.
-    """
-    if name not in BUILT_IN and not PATTERN.fullmatch(name):
+    """The class of a reward."""
+    if name not in BUILT_IN and not NAME_OF_A_FUNCTION.fullmatch(name):
         raise ConfigError(
             f"data.reward must be one of {', '.join(BUILT_IN)}, module:function or "
             f"path/to/file.py:function, got {name!r}"
@@ -32,11 +29,7 @@ def reward_class(name: str) -> type[Reward]:
 
 
 def make_reward(name: str, *, time_out_s: float, num_workers: int) -> Reward:
-    """The reward of a name; one object serves a whole run. Limit and processes are its workers'.
-
-    Raises:
-        ConfigError: if the name is unknown, or a user's function cannot be loaded and called.
-    """
+    """The reward of a name; one object serves a whole run. Limit and processes are its workers'."""
     kind = reward_class(name)
     if issubclass(kind, FunctionReward):
         return kind(name, time_out_s=time_out_s, num_workers=num_workers)
@@ -46,11 +39,7 @@ def make_reward(name: str, *, time_out_s: float, num_workers: int) -> Reward:
 
 
 def readable_indices(prompts: Sequence[Prompt], reward: Reward, source: str) -> list[int]:
-    """Indices of the prompts whose answer a response can be compared with; the rest is logged.
-
-    Raises:
-        DataError: if no answer of the source can be read.
-    """
+    """Indices of the prompts whose answer a response can be compared with; none is a DataError."""
     bad = reward.unreadable(prompts)
     names = ", ".join(repr(prompts[index].prompt_id) for index in bad[:5])
     if bad and len(bad) == len(prompts):

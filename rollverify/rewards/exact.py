@@ -8,10 +8,8 @@ from rollverify.rewards.reward import Reward
 class ExactAnswer(Reward):
     r"""1.0 if the last line of the response equals the prompt's answer, else 0.0.
 
-    - The last line counts, and only if a newline ends it: an unfinished last line (a response cut
-      by the length limit) scores 0 even if its text agrees so far.
-    - Blank lines at the end, and spaces around line and answer, are ignored.
-    - The whole line must agree, case included: answer "00k" refuses "100k", "00k." and "00K".
+    Only a last line that a newline ends counts, so a cut response scores 0. Blank lines at the end,
+    and spaces around line and answer, are ignored; the rest must agree, case included.
 
     Example:
         answer "00k": "01c\n00k\n" -> 1.0; "01c\n00k" -> 0.0; "02c\n01k\n" -> 0.0.

@@ -4,28 +4,22 @@
 "prompt" (the problem without templates) and "answer".
 """
 
-import importlib
-import importlib.util
 import inspect
 import math
 import operator
-import re
 import sys
 import traceback
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from rollverify.config import function
 from rollverify.data.prompts import Prompt
 from rollverify.errors import ConfigError, RewardError
 from rollverify.rewards.pool import WorkerPool
 from rollverify.rewards.reward import WorkerReward
-
-PATTERN = re.compile(r"(?:[A-Za-z_]\w*(?:\.\w+)*|.+\.py):[A-Za-z_]\w*(?:\.\w+)*")
-"""What names a user's reward: "module:function" or "path/to/file.py:function"."""
 
 Score = Callable[[str, dict[str, Any]], float]
 """(decoded response without special tokens, data row) -> score."""
@@ -80,9 +74,11 @@ def worker_start(name: str) -> Callable[[], Callable[..., float | str]]:
 
 
 def _load(name: str) -> Score:
-    where, _, attribute = name.rpartition(":")
+    place, _, attribute = name.rpartition(":")
+    if place.endswith(".py"):
+        sys.path.insert(0, str(Path(place).resolve().parent))  # for modules beside it
     try:
-        score = operator.attrgetter(attribute)(_module(where))
+        score = operator.attrgetter(attribute)(function.import_place(place))
         if isinstance(score, type):
             score = score()
         inspect.signature(score).bind("", {})
@@ -96,21 +92,7 @@ def _load(name: str) -> Score:
     return score
 
 
-def _module(where: str) -> ModuleType:
-    if not where.endswith(".py"):
-        return importlib.import_module(where)
-    path = Path(where).resolve()
-    sys.path.insert(0, str(path.parent))  # for modules beside it
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
 def _score(score: Score, response: str, row: dict[str, Any]) -> float | str:
-    """The score, or what is wrong with it."""
     try:
         found = score(response, row)
         if isinstance(found, Real) and math.isfinite(found):
@@ -126,7 +108,7 @@ def _said(error: BaseException) -> str:
     places = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename not in (__file__, "<frozen importlib._bootstrap>")
+        if frame.filename not in (__file__, function.__file__, "<frozen importlib._bootstrap>")
         and "/lib/python" not in frame.filename
     ]
     return f"{text} ({places[-1]})" if places else text

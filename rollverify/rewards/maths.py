@@ -33,16 +33,14 @@ _MAX_REMEMBERED = 50_000
 class MathReward(WorkerReward):
     r"""Scores responses against `Prompt.answer`, which is LaTeX without dollars.
 
-    - The last complete `\boxed{}` or `\fbox{}` of the response counts, and nothing outside it.
-    - No box, a box cut off by the length limit, or one of more than 2,000 characters: 0.
-    - The answer means the same as the gold one: 1. `docs/rewards.md` lists the matters of policy.
-    - A comparison that fails or runs into its time limit: 0, and it is counted apart.
+    1 if the last complete `\boxed{}` or `\fbox{}`, of at most 2,000 characters, means the same as
+    the gold answer (`docs/rewards.md` lists the matters of policy), else 0. A comparison that fails
+    or runs into its time limit scores 0 and is counted apart.
     """
 
     has_answers = True
 
     def __init__(self, *, time_out_s: float, num_workers: int) -> None:
-        """Set up; processes start when the first formula needs one."""
         super().__init__(
             WorkerPool(
                 "rollverify.rewards.symbolic:worker_start",
@@ -113,11 +111,8 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 def last_box(response_text: str) -> str | None:
     r"""Content of the last complete box; None if there is none, or it is longer than an answer.
 
-    A box that the end of the text cuts off does not count, the one before it does. Of nested boxes
-    the outermost counts. `\boxed 5` is read as the number that follows. Linear in the text.
-
-    Example:
-        r"\boxed{35}, no: \boxed{4}" -> "4"; r"\boxed{4} so \boxed{3" -> "4".
+    Of nested boxes the outermost counts. `\boxed 5` is read as the number that follows. Linear in
+    the text. r"\boxed{35}, no: \boxed{4}" -> "4"; r"\boxed{4} so \boxed{3" -> "4".
     """
     stop, found, found_end = len(response_text), None, 0
     for box in reversed(list(_BOX.finditer(response_text))):
@@ -177,10 +172,7 @@ _REPLACEMENTS = [
 
 
 def written_form(latex: str) -> str:
-    r"""One spelling for what is only written differently: dollars, \left, \dfrac, spaces, "%".
-
-    A full stop or comma at the end goes, and so does a degree sign.
-    """
+    r"""One spelling of dollars, \left, \dfrac, spaces and "%"; no final dot, comma or degree."""
     text = _INNER_BOX.sub("", latex).strip().strip("*").strip()
     for pattern, replacement in _REPLACEMENTS:
         text = pattern.sub(replacement, text)
@@ -215,10 +207,7 @@ def _plain_words(text: str) -> str:
 
 
 def is_same_text(gold: str, answer: str) -> bool:
-    r"""Whether two written forms agree but for spaces, or are the same words.
-
-    Words agree whatever their case, in `\text{}` or not: `\text{(C)}` agrees with "C".
-    """
+    """Whether two written forms agree but for spaces, or are the same words in any case."""
     if _BLANK.sub("", gold) == _BLANK.sub("", answer):
         return True
     words = words_of(gold), words_of(answer)
@@ -228,10 +217,7 @@ def is_same_text(gold: str, answer: str) -> bool:
 
 
 def is_prose(gold: str) -> bool:
-    r"""Whether a gold answer is empty, stands for a missing one, or is a sentence.
-
-    Words inside `\text{}` are an answer ("\text{two real roots}"); two bare words are not.
-    """
+    r"""Whether a gold answer is empty, stands for a missing one, or is words outside \text{}."""
     match = _ALL_TEXT.fullmatch(gold)
     if _PLACEHOLDER.fullmatch(match[1].strip() if match else gold):
         return True
@@ -292,8 +278,7 @@ def read_number(text: str) -> PlainNumber | None:
     r"""A written form as a plain number; None if it is anything else.
 
     Read are 1,234.5, 3/4, \frac{3}{4}, mixed 2 2/3 and 2\frac{2}{3}, 1.5\times 10^{-3}, 2 million,
-    with a percent sign or a unit after it and "x =" before it, and 0.\overline{3}. Units are not
-    compared.
+    with a percent sign or a unit (never compared) after it and "x =" before it, and 0.\overline{3}.
     """
     if part := _REPEATING.fullmatch(text):
         # 0.1666... = (16 - 1) / 90: all digits less the fixed ones, over nines and zeros.
@@ -340,11 +325,10 @@ def is_rounded_gold(value: Fraction, gold: PlainNumber) -> bool:
 
 
 def compare_numbers(gold: PlainNumber, answer: PlainNumber) -> bool:
-    r"""Whether two plain numbers are the same answer.
+    r"""Whether two plain numbers are the same answer: equal exactly, or one rounds the other.
 
-    The values are equal exactly; or one side is a decimal that rounds the other, which is an
-    endless fraction (or a longer decimal of at least 6 digits). A percent sign on one side alone
-    is accepted for both readings: 28\% agrees with 28 and with 0.28.
+    Only an endless fraction or a decimal of at least 6 digits may be rounded. A percent sign on one
+    side alone is accepted for both readings: 28\% agrees with 28 and with 0.28.
     """
     if gold.name and answer.name and gold.name != answer.name:
         return False

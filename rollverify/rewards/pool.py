@@ -1,8 +1,7 @@
 """Worker processes that answer calls within a limit of time and memory, from any thread.
 
-A server process loads what the workers share and forks them: one that hangs, dies or runs out of
-memory costs its call and milliseconds. The server ends when its parent does, and ends the workers.
-It is a fresh interpreter, so nothing of the parent (torch, threads, `__main__`) is in it.
+A server process, a fresh interpreter, loads what the workers share and forks them: one that hangs,
+dies or runs out of memory costs its call and milliseconds. The server ends when its parent does.
 """
 
 import contextlib
@@ -72,11 +71,7 @@ class WorkerPool:
         self._is_closed = False
 
     def ask(self, *arguments: Any) -> Reply:
-        """Have a worker answer a call, and wait for it.
-
-        Raises:
-            ConfigError: if no worker can start.
-        """
+        """Have a worker answer a call, and wait for it; a ConfigError if none can start."""
         while True:
             worker, reply = self._free.get(), _ENDED
             is_fresh = worker is None  # else it may have ended before this call

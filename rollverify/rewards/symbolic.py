@@ -1,7 +1,4 @@
-"""Compares formulas with math-verify; runs in worker processes, and nothing else imports it.
-
-A comparison may take for ever or use any amount of memory; the pool sets the limits.
-"""
+"""Compares formulas with math-verify, in worker processes: it may take for ever or any memory."""
 
 import contextlib
 import logging
@@ -44,12 +41,7 @@ def worker_start() -> Callable[[], Callable[[str, str], str]]:
 
 
 def compare(gold: str, answer: str) -> str:
-    """Whether an answer means the same as the gold answer, both in written form.
-
-    Returns:
-        right, wrong, or gold_unreadable if the gold answer is neither mathematics nor text. What
-        math-verify or SymPy raise says nothing of the answer.
-    """
+    """Whether two written forms mean the same: right, wrong, or gold_unreadable."""
     expected = _parse(gold)
     if expected is None and not is_plain(gold) and words_of(gold) is None:
         return "gold_unreadable"

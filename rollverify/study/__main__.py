@@ -1,7 +1,6 @@
 """Runs a study and writes its report: `python -m rollverify.study train_configs/studies/NAME.toml`.
 
-What is complete is not run again and what was interrupted goes on, so the same command can be
-given until all is done.
+What is complete is not run again and what was interrupted goes on.
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""What a study file may expect, and whether it came out. The rules are fixed before any run.
-
-A claim whose data are missing is neither held nor refuted.
-"""
+"""What a study file may expect before any run, and whether it came out; undecided without data."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ class Verdict(NamedTuple):
     """What came out."""
 
     text: str
-    """The claim."""
     held: bool | None
     """None: the data do not tell."""
     detail: str

@@ -1,8 +1,7 @@
 """Cost of decoding: a decode step takes t = c0 + c1 * active, and what follows from that.
 
 c0 is what a step costs however few run (weights are read, kernels launched), c1 what one more
-active sequence adds. Both are fitted to measured steps, or put in for another machine. Neither
-training nor scoring is in here.
+active sequence adds. Both are fitted to measured steps, or put in for another machine.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ class CostFit(NamedTuple):
 def fit_cost(phases: pd.DataFrame) -> CostFit | None:
     """Fit seconds per decode step = c0 + c1 * mean active sequences, each phase by its steps.
 
-    `phases` has a row per rollout phase and the columns of `Work`. None with fewer than two that
-    decoded, or without a difference in active sequences.
+    `phases` has a row per rollout phase and the columns of `Work`. None where it is not determined.
     """
     used = phases[phases["decode_steps"] > 0]
     if len(used) < 2:
@@ -76,10 +74,9 @@ def break_even(ours: Work, theirs: Work) -> float | None:
 
 
 def accuracy_at(points: Sequence[tuple[float, float]], budget: float) -> float | None:
-    """Accuracy that a run has reached at a cost, linear between its evaluations.
+    """Accuracy that a run has reached at a cost, linear between (cost, accuracy), ascending.
 
-    `points` are (cost so far, accuracy), ascending in cost; beyond the last that one counts. None
-    without any, or with a budget below the first.
+    Beyond the last point that one counts; None below the first.
     """
     if not points or budget < points[0][0]:
         return None

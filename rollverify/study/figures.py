@@ -144,9 +144,9 @@ def acceptance(run: RunRecord) -> pd.Series:
 
 
 def slot_steps(run: RunRecord) -> pd.Series:
-    """Active sequences summed over the decode steps of each step's phase.
+    """Active sequences summed over decode steps, by phase, from idle slots and the busy share.
 
-    They follow from the idle slots and the busy share; where none was idle, from the config.
+    Where none was idle they follow from the config.
     """
     idle, busy = run.metric("rollout/idle_slot_steps"), run.metric("rollout/engine_busy_frac")
     shared = (idle * busy / (1 - busy)).round()
@@ -201,10 +201,7 @@ def work_of(run: RunRecord) -> Work | None:
 
 
 def accuracy_points(run: RunRecord, ratio: float | None) -> list[tuple[float, float]]:
-    """(cost so far, mean accuracy) of each evaluation, ascending.
-
-    By c1 / c0 of the cost model, in units of c0; None counts the seconds of `own_s` instead.
-    """
+    """(Cost so far, mean accuracy) of each evaluation; in c0 by c1 / c0, in seconds if None."""
     work, key = phases(run), mean_at_key(run)
     spent = own_s(run) if ratio is None else work["decode_steps"] + ratio * work["slot_steps"]
     if work.empty or spent.hasnans or 0 not in run.evaluations:

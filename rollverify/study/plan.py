@@ -1,7 +1,4 @@
-"""Arms x seeds -> runs, each with its place on disk and its config. Starts nothing.
-
-The run folder of arm a with seed s lies below `<root>/<study>/<a>/seed-<s>`.
-"""
+"""Arms x seeds -> runs, each with its config and its place, <root>/<study>/<arm>/seed-<seed>."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,11 +30,7 @@ class PlannedRun:
 
 
 def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
-    """Every run, all arms of the first seed first, so that each seed is a whole comparison.
-
-    Raises:
-        ConfigError: see `config_of`.
-    """
+    """Every run, all arms of the first seed first, so that each seed is a whole comparison."""
     runs = []
     for seed in study.seeds:
         for arm in study.arms:
@@ -51,9 +44,7 @@ def plan_runs(study: Study, root: Path) -> list[PlannedRun]:
 def config_of(study: Study, arm: Arm, own: Mapping[str, object] | None = None) -> Config:
     """The config of an arm: its files, over them the settings of the study, its own, and `own`.
 
-    Raises:
-        ConfigError: it does not load, or a setting of the study is changed by a config file of the
-            arm, which it would silently win over.
+    A setting of the study that a config file of the arm changes is a ConfigError.
     """
     document: dict[str, dict[str, object]] = {}
     for key, value in {**study.settings_of(arm), **(own or {})}.items():
@@ -80,11 +71,7 @@ def _found(file: str) -> str:
 
 
 def narrowed(study: Study, arms: Sequence[str], seeds: Sequence[int]) -> Study:
-    """The study with only some arms and seeds; an empty list keeps all. Claims are kept whole.
-
-    Raises:
-        ConfigError: an arm or a seed that the study does not have.
-    """
+    """The study with only some arms and seeds; an empty list keeps all. Claims are kept whole."""
     kept_arms = [arm for arm in study.arms if not arms or arm.name in arms]
     kept_seeds = [seed for seed in study.seeds if not seeds or seed in seeds]
     unknown = [name for name in arms if name not in {arm.name for arm in kept_arms}]

@@ -151,7 +151,6 @@ PLOTS = (accuracy_and_cost, accuracy_over_cost, curves, generation, lengths, bub
 
 
 def _panels(num: int, size: tuple[float, float] | None = None) -> tuple[Figure, list[Axes]]:
-    """Panels side by side."""
     size = size or (7 if num == 1 else 10, 4)
     figure, grid = plt.subplots(1, num, figsize=size, layout="constrained", squeeze=False)
     return figure, list(grid[0])

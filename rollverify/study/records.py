@@ -42,9 +42,7 @@ class RunRecord:
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     """Metrics of the steps with an evaluation; 0 is the base model."""
     cuts: list[dict[str, Any]] = field(default_factory=list)
-    """Lines of the audit log."""
     slots: list[dict[str, Any]] = field(default_factory=list)
-    """Lines of the slot log."""
     missing: list[str] = field(default_factory=list)
     """What should be there and is not, in words."""
 

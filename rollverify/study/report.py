@@ -1,8 +1,4 @@
-"""Writes the report of a study: report.md with plots, runs.csv, tables.csv, report.json.
-
-Everything in it comes from run folders, but for what each arm changes (the study file) and on what
-machine the runs were made (the study's own log of its starts).
-"""
+"""Writes the report of a study: report.md with plots, runs.csv, tables.csv, report.json."""
 
 import csv
 import json
@@ -25,9 +21,6 @@ def write_report(
     """Write the report into a folder, made if missing; return the Markdown file.
 
     `starts` says when, where and how the study was run. Plots need matplotlib.
-
-    Raises:
-        ConfigError: the folder cannot be written.
     """
     tables = all_tables(results)
     try:
@@ -105,7 +98,6 @@ def run_rows(results: Results) -> list[list[object]]:
 def _values(
     results: Results, tables: Sequence[Table], starts: Sequence[dict[str, str]]
 ) -> dict[str, object]:
-    """Everything as JSON values."""
     study = results.study
     equal = {str(ratio): at_equal_cost(results, ratio) for ratio in study.ratios}
     equal["seconds"] = at_equal_cost(results, None)

@@ -91,10 +91,7 @@ class EqualCost(NamedTuple):
 
 
 def at_equal_cost(results: Results, ratio: float | None) -> EqualCost | None:
-    """Compare the arms at the cost of the cheapest by c1 / c0, or by measured seconds if None.
-
-    None if no run is complete and evaluated.
-    """
+    """Compare the arms at the cost of the cheapest by c1 / c0, or by measured seconds if None."""
     points = {
         arm.name: [
             found

@@ -1,7 +1,4 @@
-"""Carries a plan out: starts what is missing, resumes what was interrupted, says how long it takes.
-
-The runs themselves are ordinary runs of the ordinary launcher.
-"""
+"""Carries a plan out: starts what is missing, resumes what was interrupted, foretells the time."""
 
 import os
 import signal
@@ -24,11 +21,7 @@ Execute = Callable[[Sequence[str], Path, Callable[[], None]], int]
 
 
 def plan_lines(runs: Sequence[PlannedRun], guess_minutes: float) -> list[str]:
-    """The plan with what is done of it, and the time it needs; see `seconds_left`.
-
-    Raises:
-        ConfigError: a run folder was made with other settings.
-    """
+    """The plan with what is done of it, and the time it needs; see `seconds_left`."""
     statuses, left = [status_of(run) for run in runs], seconds_left(runs, guess_minutes)
     lines = [
         f"{run.name}: {_words(status, run)}, {in_words(seconds)} left  [{run.place}]"
@@ -44,11 +37,7 @@ def run_all(
 ) -> tuple[int, list[str]]:
     """Carry out what is left of a plan; a run that fails does not stop the others.
 
-    Returns:
-        (exit code of the signal that stopped the study or 0; names of the runs that failed).
-
-    Raises:
-        ConfigError: a run folder was made with other settings; nothing is started then.
+    Returns (128 + signal that stopped the study, or 0; names of the runs that failed).
     """
     seconds_left(runs, guess_minutes)
     failed: list[str] = []

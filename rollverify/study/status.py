@@ -37,7 +37,6 @@ class RunStatus:
 
     progress: Progress = Progress.ABSENT
     folder: Path | None = None
-    """Its run folder; None where there is none."""
     last_step: int = 0
     """Last step that is logged; what comes after the newest checkpoint is done again."""
     step_s: float | None = None
@@ -45,13 +44,9 @@ class RunStatus:
 
 
 def status_of(run: PlannedRun) -> RunStatus:
-    """Look at a run's place.
+    """Look at a run's place; a folder made with other settings is a ConfigError.
 
-    Where several run folders lie there, a complete one counts, else the newest that can be resumed,
-    else the newest.
-
-    Raises:
-        ConfigError: a folder that would be used was made with other settings.
+    Of several run folders a complete one counts, else the newest resumable one, else the newest.
     """
     folders = [path for path in run.place.glob("*") if path.is_dir()]
     folders.sort(key=lambda folder: (folder.stat().st_mtime, folder.name), reverse=True)
@@ -107,9 +102,6 @@ def seconds_left(runs: Sequence[PlannedRun], guess_minutes: float) -> list[float
     """Seconds that are left of each run, which may be running.
 
     A step takes what it took in the arm's runs so far, else in those of all arms, else the guess.
-
-    Raises:
-        ConfigError: see `status_of`.
     """
     statuses = [status_of(run) for run in runs]
     measured: dict[str, list[float]] = {}

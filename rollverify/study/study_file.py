@@ -48,7 +48,6 @@ class Study(BaseModel, extra="forbid", strict=True, str_strip_whitespace=True):
     question: str
     """What the study is to answer, in a sentence or two."""
     seeds: list[int] = Field(min_length=1)
-    """Values of run.seed."""
     baseline: str
     """Arm that costs are compared with."""
     config_files: list[str] = ["train_configs/default.toml"]
@@ -90,11 +89,7 @@ class Study(BaseModel, extra="forbid", strict=True, str_strip_whitespace=True):
 
 
 def read_study(path: Path) -> Study:
-    """Read a study file.
-
-    Raises:
-        ConfigError: it cannot be read, lacks a key, or holds one that is not known.
-    """
+    """Read a study file."""
     try:
         return study_from(tomli.loads(path.read_text(encoding="utf-8")), path.stem)
     except OSError as error:
@@ -106,11 +101,7 @@ def read_study(path: Path) -> Study:
 
 
 def study_from(document: Mapping[str, Any], name: str) -> Study:
-    """The study of a parsed document.
-
-    Raises:
-        ConfigError: see `read_study`.
-    """
+    """The study of a parsed document."""
     try:
         study = Study.model_validate(document)
     except ValidationError as error:

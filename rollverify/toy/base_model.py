@@ -1,8 +1,6 @@
 """Makes the tiny base model and its task: `python -m rollverify.toy.base_model [flags]`.
 
-Draws the problems, writes tokenizer and prompt files, trains a small model from random weights on
-noisy demonstrations through the same `PolicyTrainer` as RL, and keeps the result in a cache folder
-named after the content of the [prepare] table. Runs on one process; does nothing when cached.
+The result is kept in a cache folder named after the content of the [prepare] table.
 """
 
 import json
@@ -35,14 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_base_model(prepare: PrepareConfig) -> Path:
-    """Return the cached base model's folder, making it first where it is missing.
-
-    Args:
-        prepare: the [prepare] table.
-
-    Raises:
-        ConfigError: if the task settings do not fit together or the cache cannot be written.
-    """
+    """The cached base model's folder, made first where it is missing."""
     target = base_folder(prepare)
     if is_prepared(prepare):
         logger.info("base model: %s (cached)", target)

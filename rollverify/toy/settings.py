@@ -1,7 +1,4 @@
-"""Table [prepare]: the permutation-chain task and its base model, used while nothing else is named.
-
-Imports nothing but the config's base, so that a misspelt key is reported before torch is loaded.
-"""
+"""Table [prepare]: the permutation-chain task and its base model, used while no other is named."""
 
 import hashlib
 import json

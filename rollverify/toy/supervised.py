@@ -1,7 +1,4 @@
-"""Supervised training of the tiny base model on demonstrations, through the policy trainer.
-
-Starts from random weights. Runs on one process.
-"""
+"""Supervised training of the tiny base model, from random weights, on one process."""
 
 import json
 import logging
@@ -31,14 +28,7 @@ WARMUP_STEPS = 20
 def pack_demonstrations(
     demonstrations: list[tuple[list[int], list[int]]],
 ) -> tuple[PackedRow, Tensor]:
-    """Lay demonstrations end to end.
-
-    Args:
-        demonstrations: (prompt ids, response ids with the stop token).
-
-    Returns:
-        (row of T tokens; [T] bool, True where the target is a response token).
-    """
+    """(Row of T tokens; [T] bool, True where the target is a response token), laid end to end."""
     tokens, positions, targets, mask = [], [], [], []
     for prompt, response in demonstrations:
         ids = torch.tensor(prompt + response)
@@ -55,18 +45,9 @@ def pack_demonstrations(
 def train_base_model(
     task: "PermutationChain", prepare: PrepareConfig, folder: Path
 ) -> dict[str, Any]:
-    """Train on demonstrations and write the weights into the folder.
+    """Train on demonstrations and add the weights to the folder, which holds the tokenizer.
 
-    Args:
-        task: gives the demonstrations.
-        prepare: sizes and schedule.
-        folder: holds the tokenizer; gets config.json and model.safetensors.
-
-    Returns:
-        JSON-able report: parameters, steps, last losses in nats per response token.
-
-    Raises:
-        ModelFolderError: if the sizes do not make a model.
+    Returns a JSON-able report: parameters, steps, last losses in nats per response token.
     """
     tokenizer = build_tokenizer()
     config = model_config(prepare, tokenizer.get_vocab_size(), EOS_ID, PAD_ID)

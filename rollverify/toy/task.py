@@ -4,11 +4,8 @@ Each function permutes the states. The prompt "F12k\n" asks for function F appli
 state k. The response goes on in the same form, one line "<steps left><state>" per step, and counts
 down to 0: "11c\n10d\n...01x\n00q\n". All counters have the same number of digits, so each line
 depends on the one at a fixed distance before it and on the first letter of the prompt. n is
-log-normal. Demonstrations for supervised learning show a share of the table wrongly some of the
-time, which leaves a base model something to learn from rewards.
-
-Everything is a pure function of the settings and the seed. This module imports no torch and does
-not train anything.
+log-normal. Demonstrations show a share of the table wrongly some of the time, which leaves a base
+model something to learn from rewards. All is a pure function of settings and seed.
 """
 
 import math
@@ -42,7 +39,6 @@ class Problem(Prompt):
     state: int
     """First state, from 0; shown as a lower-case letter."""
     count: int
-    """Number of applications n, >= 1."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -52,7 +48,6 @@ class NoisyEntry:
     wrong_state: int
     """The one wrong alternative, never the true next state."""
     probability: float
-    """How often a demonstration shows it, in [0, 1]."""
 
 
 def side_of(function: int, state: int, count: int) -> Side:
@@ -63,11 +58,7 @@ def side_of(function: int, state: int, count: int) -> Side:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class PermutationChain:
-    """The task for one seed: its table, its problems and its demonstrations.
-
-    Raises:
-        ConfigError: naming the `[prepare]` key whose value is out of range.
-    """
+    """The task for one seed: its table, its problems and its demonstrations."""
 
     seed: int = 0
     num_functions: int = 8
@@ -95,7 +86,6 @@ class PermutationChain:
     )
 
     def __post_init__(self) -> None:
-        """Check the settings, then draw the table and its noise and split the problems."""
         self._check()
         stream = random_stream(self.seed, "table")
         rows = [tuple(permutation(self.num_states, stream)) for _ in range(self.num_functions)]
@@ -104,11 +94,7 @@ class PermutationChain:
         object.__setattr__(self, "_pools", self._split_problems())
 
     def count_probabilities(self) -> dict[int, float]:
-        """Exact probability of each count: log-normal, rounded to the nearest integer, clipped.
-
-        Returns:
-            min_steps..max_steps -> probability; they sum to 1.
-        """
+        """Probability of each count: log-normal, rounded to an integer, clipped; sums to 1."""
         normal = NormalDist(math.log(self.median_steps), self.sigma)
         counts = range(self.min_steps, self.max_steps + 1)
         edges = [normal.cdf(math.log(count + 0.5)) for count in counts[:-1]]
@@ -118,30 +104,20 @@ class PermutationChain:
     def train_problems(self, num: int) -> list[Problem]:
         """Training problems; the first k of a longer list are the same k.
 
-        Counts follow the log-normal exactly, and short counts have few problems, so a problem
-        comes back (under another id) once all training problems of its count were used: with the
-        default settings from about the 1,500th on. No problem is used j + 1 times before all
-        others of its count were used j times.
+        Counts follow the log-normal exactly, and short counts have few problems, so a problem comes
+        back (under another id) once all of its count were used: by default from the 1,500th on.
         """
         return self._problems("train", num)
 
     def test_problems(self, num: int) -> list[Problem]:
-        """Held-out problems, all distinct, from the same length distribution.
-
-        Raises:
-            ConfigError: if a count runs out of test problems before `num` are found.
-        """
+        """Held-out problems, all distinct, lengths as above; a ConfigError if they run out."""
         return self._problems("test", num)
 
     def demonstrations(self, num: int, seed: int) -> list[tuple[str, str]]:
-        """Pairs (prompt text, response text) for supervised learning, noise included.
+        """Pairs (prompt, response) of training problems, with repetition and noise, without <eos>.
 
-        Problems come from the training side only, with repetition. A wrong step is not repaired:
-        the chain goes on from the wrong state. The end-of-sequence token is not part of the text.
-
-        Args:
-            num: number of pairs.
-            seed: independent of the task's seed; the first k of a longer list are the same k.
+        A wrong step is not repaired: the chain goes on from the wrong state. `seed` is independent
+        of the task's; the first k of a longer list are the same k.
         """
         stream = random_stream(self.seed, "demonstrations", seed)
         draw_count = self._count_drawer("train", stream)

@@ -1,7 +1,6 @@
 """The character tokenizer of the self-made tasks, as a folder other libraries load.
 
-One token per character, so text and ids map to each other one to one. It knows letters, digits and
-common punctuation only: another character is an error, never a silent unknown token.
+One token per character of `CHARACTERS`; another one is an error, never a silent unknown token.
 """
 
 import json
@@ -10,6 +9,8 @@ import string
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from rollverify.files import write_atomic
 
 PAD_TOKEN = "<pad>"
 EOS_TOKEN = "<eos>"
@@ -23,11 +24,7 @@ CHARACTERS = (
 
 
 def build_tokenizer() -> Tokenizer:
-    """Character-level tokenizer; ids 0 and 1 are `<pad>` and `<eos>`, no token is ever added.
-
-    Returns:
-        Tokenizer with 80 entries. `encode` raises on characters outside `CHARACTERS`.
-    """
+    """Character-level tokenizer of 80 entries; ids 0 and 1 are `<pad>` and `<eos>`."""
     vocabulary = {PAD_TOKEN: PAD_ID, EOS_TOKEN: EOS_ID}
     for character in CHARACTERS:
         vocabulary[character] = len(vocabulary)
@@ -39,11 +36,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def save_tokenizer(folder: str | os.PathLike[str]) -> None:
-    """Write `tokenizer.json` and its two side files, each complete or not at all.
-
-    Args:
-        folder: a Hugging Face model folder; made if missing.
-    """
+    """Write `tokenizer.json` and its two side files into a folder, made if missing."""
     special = {"eos_token": EOS_TOKEN, "pad_token": PAD_TOKEN}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -58,9 +51,5 @@ def save_tokenizer(folder: str | os.PathLike[str]) -> None:
         "tokenizer_config.json": json.dumps(config, indent=2),
         "special_tokens_map.json": json.dumps(special, indent=2),
     }
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        part = target / f"{name}.{os.getpid()}.tmp"
-        part.write_text(content + "\n", encoding="utf-8")
-        os.replace(part, target / name)
+        write_atomic(Path(folder) / name, content + "\n")

@@ -27,14 +27,10 @@ logger = logging.getLogger(__name__)
 def ops_metrics(
     of: str, token_ops: Tensor, layout: PackedLayout, ages: Tensor, ranks: Ranks
 ) -> dict[str, float]:
-    """Distribution of OPS at each level, and the mean by age (Section 3.2). Collective.
+    """Distribution of OPS [N] at each level, and the mean by age [N] in steps. Collective.
 
-    Args:
-        of: "unfinished" or "trained", part of the keys.
-        token_ops: [N] float32.
-        layout: where trajectories and segments lie.
-        ages: [N] integer, steps since each token was sampled.
-        ranks: hold different trajectories; no key where none of them has a value.
+    `of`, in the keys, is "unfinished" or "trained". Without a value on any rank there is no key.
+    Section 3.2.
     """
     sequences = sequence_ops(token_ops, layout)[layout.nonempty_trajectories]
     values = ranks.join([token_ops, segment_ops(token_ops, layout), sequences])
@@ -76,19 +72,11 @@ def trained_metrics(
 ) -> dict[str, float]:
     """OPS, engine mismatch by age, and staleness of what is trained on. Collective.
 
-    The OPS compares the policy before the step with the policy that sampled the token: with its
-    anchor where it has one; without one, 0 for a token of this very version and with the engine's
-    log-prob for an older one. The mismatch compares engine and trainer under one version: behavior
-    with the anchor, or with the policy itself for a token of this version. An older token without
-    an anchor has no mismatch that could be told apart from staleness, and is left out. Its mean
-    OPS is the noise floor: what verification would see of a policy that has not moved, if it
-    compared with the engine's log-probs.
-
-    Args:
-        trained: this rank's trajectories.
-        policy_logprobs: [response tokens] float32 nats, end to end; before the step.
-        policy_version: version before the step.
-        ranks: hold different trajectories.
+    `policy_logprobs`: [response tokens] float32 nats, end to end; before the step, as the version.
+    OPS compares them with the anchor where a token has one; without one, it is 0 for a token of
+    this very version and uses the engine's log-prob for an older one. The mismatch compares engine
+    and trainer under one version, so an older token without an anchor is left out. Its mean OPS is
+    the noise floor: what verification by the engine would see of a policy that has not moved.
     """
     mask = flat(trained, "loss_mask")
     layout = response_layout(trained, mask)

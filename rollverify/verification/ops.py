@@ -1,8 +1,6 @@
-"""Off-policy shift (OPS): how far the policy has moved on tokens sampled before.
+"""Off-policy shift (OPS): how far the policy has moved. Section 3.2, Eq. 3 and Algorithm 1.
 
-RollVerify Section 3.2, Eq. 3 and Algorithm 1.
-
-Dimensions: B trajectories, N response tokens of all of them, S segments with at least one token.
+B trajectories, N response tokens of all of them, S segments with at least one token.
 """
 
 import torch
@@ -24,18 +22,10 @@ def token_ops(
 ) -> Tensor:
     """Off-policy shift |p_updated / p_sampled - 1| of each token, [N], dimensionless (Eq. 3).
 
-    Taken as |expm1(updated - sampled)|, which stays exact near 0 where a ratio minus 1 would not.
-
-    Args:
-        updated_logprobs: [N] float32 or float64, nats; policy after the step.
-        sampled_logprobs: [N] same dtype, nats; policy that sampled each token: its anchor (the
-            trainer's score, the paper's choice) or its behavior (the engine's, with its mismatch).
-        layout: names the token in an error.
-        symmetric: max(r, 1 / r) - 1 instead, which also grows without bound for tokens that the
-            updated policy no longer produces; |r - 1| stays below 1 there. Not in the paper.
-
-    Raises:
-        ValueError: if a log-prob is not finite.
+    Taken as |expm1(updated - sampled)|, which stays exact near 0. Both are [N], float32 or float64,
+    nats; `sampled_logprobs` are the anchors (the trainer's score, the paper's choice) or the
+    behavior (the engine's, with its mismatch). `symmetric`, not in the paper: max(r, 1 / r) - 1,
+    which grows without bound for tokens that the updated policy no longer produces.
     """
     shift = updated_logprobs.detach() - sampled_logprobs.detach()
     bad = (~shift.isfinite()).nonzero()
@@ -66,11 +56,7 @@ def sequence_ops(token_ops: Tensor, layout: PackedLayout) -> Tensor:
 
 
 def check_ops(token_ops: Tensor, layout: PackedLayout) -> None:
-    """Refuse OPS [N] that are coarser than float32, or no number >= 0: a NaN passes any threshold.
-
-    Raises:
-        ValueError: naming the token.
-    """
+    """Refuse OPS [N] coarser than float32, or no number >= 0: a NaN passes any threshold."""
     if token_ops.dtype not in (torch.float32, torch.float64):
         # bfloat16 log-probs are spaced 0.008 apart near -1.5: as coarse as the thresholds.
         raise ValueError(f"token_ops must be float32 or float64, got {token_ops.dtype}")
@@ -83,8 +69,7 @@ def check_ops(token_ops: Tensor, layout: PackedLayout) -> None:
 def means_of_runs(values: Tensor, lengths: Tensor) -> Tensor:
     """[S] mean of each run of consecutive values [N], given the run lengths [S], each >= 1.
 
-    Summed in float64 in the order of the values and rounded once: the mean of equal values is that
-    value, and a long run loses nothing.
+    Summed in float64 and rounded once: the mean of equal values is that value.
     """
     if len(lengths) == 0:
         return values.new_zeros(0)
@@ -94,13 +79,7 @@ def means_of_runs(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 def trajectory_staleness(versions: Tensor, layout: PackedLayout, policy_version: int) -> Tensor:
-    """Steps between the policy now and the one that made the oldest segment (Section 3.3).
-
-    Takes the version that sampled each token, [N] integer; gives [B] int64, 0 without tokens.
-
-    Raises:
-        ValueError: if a token is newer than the policy now.
-    """
+    """[B] int64 steps since the oldest segment, 0 without tokens; versions [N] (Section 3.3)."""
     versions_S = versions[layout.segment_starts].long()
     staleness_S = policy_version - versions_S
     if bool((staleness_S < 0).any()):

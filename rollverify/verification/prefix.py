@@ -1,9 +1,6 @@
-"""Two-stage prefix verification: where each unfinished trajectory has to be cut.
+"""Two-stage prefix verification: where unfinished trajectories are cut. Section 4.2, Algorithm 2.
 
-First whole segments by their mean OPS, then single tokens of what is left. RollVerify Section 4.2,
-Algorithm 2.
-
-Dimensions: B trajectories, N response tokens of all of them, S segments with at least one token.
+B trajectories, N response tokens of all of them, S segments with at least one token.
 """
 
 from typing import Literal, NamedTuple
@@ -19,7 +16,6 @@ class Cut(NamedTuple):
     """Where one trajectory is cut, and why."""
 
     index: int
-    """Of the trajectory."""
     num_kept: int
     """Tokens accepted; 0: start again from the prompt."""
     rule: Literal["segment", "token"]
@@ -35,21 +31,12 @@ def find_cuts(
     segment_threshold: float,
     token_threshold: float,
 ) -> list[Cut]:
-    """Find the longest prefix of each trajectory that passes both stages (Algorithm 2).
+    """Cuts of the trajectories to their longest prefix that passes both stages (Algorithm 2).
 
-    Stage 1 drops the first segment whose mean OPS is >= segment_threshold and all after it. Stage 2
-    drops the first token of the rest whose OPS is >= token_threshold and all after it. Both bounds
-    are inclusive and compared in the dtype of the OPS; inf turns a stage off. A value of 0 never
-    reaches a threshold, however small. Synchronizes with the device.
-
-    Args:
-        token_ops: [N] float32 or float64, dimensionless; see `check_ops`.
-        layout: where trajectories and segments lie.
-        segment_threshold: d_s, dimensionless, > 0.
-        token_threshold: d_t, dimensionless, > 0.
-
-    Returns:
-        Trajectories that are not accepted whole, by index.
+    Stage 1 drops the first segment whose mean OPS is >= segment_threshold (d_s) and all after it,
+    stage 2, of the rest, the first token whose OPS is >= token_threshold (d_t) and all after it.
+    Both bounds are inclusive, > 0 and compared in the dtype of the OPS [N]; inf turns a stage off.
+    What is accepted whole has no cut. Synchronizes with the device.
     """
     check_ops(token_ops, layout)
     means_S = means_of_runs(token_ops, layout.segment_lengths)
@@ -82,10 +69,7 @@ def _reaching(values: Tensor, threshold: float) -> Tensor:
 
 
 def _first_of_each_owner(indices: Tensor, owners: Tensor, layout: PackedLayout) -> Tensor:
-    """[B] int64; lowest of the ascending indices that each trajectory owns, len(owners) if none.
-
-    The tokens of a trajectory lie together, so its lowest index is the one after another owner's.
-    """
+    """[B] int64; lowest of the ascending indices that each trajectory owns, len(owners) if none."""
     index_owners = owners[indices]
     is_first = is_run_start(index_owners)
     none_B = torch.full_like(layout.trajectory_lengths, len(owners))

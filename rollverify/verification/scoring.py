@@ -44,15 +44,10 @@ class OpsScoring:
     """None scores nothing."""
     against: Against
     symmetric: bool
-    """See `token_ops`."""
     ranks: Ranks
 
     def __call__(self, state: StepState) -> Scored:
-        """Score, and change nothing. Collective over the world.
-
-        Raises:
-            RolloutError: naming the trajectory, if a log-prob of a response token is not finite.
-        """
+        """Score, and change nothing. Collective over the world."""
         unfinished = list(state.unfinished)
         layout = response_layout(unfinished)
         if self.scorer is None:
@@ -68,10 +63,7 @@ class OpsScoring:
         return Scored(trajectories=unfinished, layout=layout, ops=ops)
 
     def _sampled_logprobs(self, trajectories: list[TensorDict]) -> Tensor:
-        """[N] float32; the engine's where the trainer's was not taken when the token was sampled.
-
-        That happens after a resume with `against` changed from behavior to anchor.
-        """
+        """[N] float32; the engine's for a token without anchor (`against` changed on a resume)."""
         behavior = flat(trajectories, "behavior_logprobs")
         if self.against == "behavior":
             return behavior
@@ -85,16 +77,12 @@ class AnchorScoring:
 
     scorer: TrajectoryScorer
     records_routing: bool = False
-    """Also keep the experts that the trainer's router chooses, for replay; tokens that have theirs
-    keep them."""
+    """Also keep the experts that the trainer's router chooses, for replay."""
 
     def __call__(self, state: StepState) -> None:
         """Score and fill in place; a token that has its anchor keeps it. Collective over the world.
 
         An older token without one, of a run that took none before, can get none any more.
-
-        Raises:
-            RolloutError: naming the trajectory, if a score is not finite.
         """
         trajectories = [t for t in state.unfinished if _lacks_anchor(t, state.policy_version)]
         new = self._scores(trajectories)

@@ -34,10 +34,7 @@ class Verification:
     ranks: Ranks
 
     def __call__(self, state: StepState) -> None:
-        """Score U_k under policy k + 1, filter it, cut what that policy disagrees with. Collective.
-
-        What is left may be resumed under policy k + 1, and is stamped with it.
-        """
+        """Score U_k under policy k + 1, filter, cut and stamp it with that version. Collective."""
         with _timed(state, "verification/scoring_s"):
             scored = self.score(state)  # Algorithm 1: OPS of each token
         kept = self.filter(scored, state)  # Section 3.3: baselines, off by default
@@ -52,7 +49,6 @@ class Verification:
         self._count(scored, kept, cuts, state)
 
     def _cut(self, scored: Scored, policy_version: int) -> list[CutLine]:
-        """Truncate in the buffer what is not accepted whole."""
         cuts = find_cuts(
             scored.ops,
             scored.layout,

@@ -10,10 +10,7 @@ from rollverify.errors import CheckpointError
 
 
 def acceptance_rate(accepted_tokens: int, checked_tokens: int) -> float:
-    """Alpha: share of the checked response tokens that were kept; 1 where nothing was checked.
-
-    Pass sums over all ranks: a mean of their rates would weigh them wrongly.
-    """
+    """Alpha: share of checked response tokens, summed over ranks, that were kept; 1 for none."""
     return accepted_tokens / checked_tokens if checked_tokens else 1.0
 
 
@@ -21,8 +18,7 @@ class AcceptanceWindow:
     """Average acceptance rate over recent steps, and the switch to on-policy it calls for.
 
     Decides only once it is full. One-way unless `reversible`; then it starts empty after each
-    change, so that either mode lasts at least `window` steps (on-policy steps leave nothing to
-    check, count 1, and so end after that many).
+    change, so that either mode lasts at least `window` steps (on-policy steps count 1).
     """
 
     def __init__(self, settings: SwitchingConfig) -> None:
