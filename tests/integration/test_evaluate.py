@@ -66,7 +66,7 @@ def engine(started: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The shared engine as a new one would be, and as what an evaluation starts."""
     started.reset_prefix_cache()
     monkeypatch.setattr(started, "close", lambda: None)
-    monkeypatch.setitem(sys.modules, "rollverify.build", parts_with(started))
+    monkeypatch.setitem(sys.modules, "rollverify.engine.start", parts_with(started))
     monkeypatch.setitem(BUILT_IN, "exact_answer", EvenLength)
     return started
 
