@@ -64,7 +64,7 @@ def sample(folder: str, num_prompts: int) -> tuple[Any, list[Any]]:
         seed=0,
         record_routing=model.routing is not None,
     )
-    done, _ = run_requests(engine, requests, len(requests))
+    done = run_requests(engine, requests)
     made = []
     for request in requests:
         index, number = map(int, request.request_id.split("/"))

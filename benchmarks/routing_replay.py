@@ -168,7 +168,7 @@ def measure_engines(task: dict[str, Any]) -> dict[str, Any]:
 
     def decode(name: str) -> None:
         engines[name].reset_prefix_cache()
-        done, _ = run_requests(engines[name], requests, number)
+        done = run_requests(engines[name], requests)
         sampled[name] = [list(done[one.request_id].token_ids) for one in requests]
 
     times = alternate(

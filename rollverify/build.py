@@ -6,7 +6,6 @@ The only place that sees the whole `Config` and everything else at once.
 import logging
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from rollverify.engine.model_folder import ModelFolder, RoutingShape, read_model
 from rollverify.engine.start import start_engine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.errors import ConfigError
+from rollverify.evaluation.evaluator import Evaluator
 from rollverify.evaluation.stage import Evaluation
 from rollverify.hooks import HookPoint, HookRegistry
 from rollverify.launch.shutdown import StopRequest
@@ -366,26 +366,16 @@ def make_evaluation(
     reward: Reward,
 ) -> Evaluation:
     """The pass over the test set; this rank takes its share."""
-
-    def answer_of(token_ids: Sequence[int]) -> str | None:
-        return reward.answer_of(model.decode(token_ids))
-
-    return Evaluation(
+    evaluator = Evaluator(
         engine=engine,
-        prompts=test,
-        samples_per_problem=config.evaluation.samples_per_problem,
-        temperature=config.evaluation.temperature,
-        top_p=config.evaluation.top_p,
+        problems=test[ranks.rank :: ranks.size],
+        settings=config.evaluation,
+        reward=reward,
+        decode=model.decode,
         max_response_tokens=config.rollout.max_response_tokens,
-        max_num_seqs=config.engine.max_num_seqs,
         run_seed=config.run.seed,
-        every_steps=config.evaluation.every_steps,
-        last_step=config.training.steps,
-        data_rank=ranks.rank,
-        data_world_size=ranks.size,
-        answer_of=answer_of if reward.has_answers else None,
-        num_graders=reward.num_threads,
     )
+    return Evaluation(evaluator=evaluator, last_step=config.training.steps)
 
 
 def _checkpoint(

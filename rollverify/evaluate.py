@@ -2,12 +2,11 @@
 
 With `evaluation.baseline`, or `--run` for a finished run and the model it started from, two models
 are compared. The same command goes on where an earlier one was interrupted. Each model has a
-process of its own (`evaluate_model.py`); this one sums up what they recorded, without torch.
+process of its own (`evaluation.worker`); this one sums up what they recorded.
 """
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from rollverify.evaluation.tables import (
     two_model_table,
 )
 from rollverify.evaluation.worker import model_folder, sampling_identity
+from rollverify.files import write_atomic
 from rollverify.launch.launcher import Modules, launch
 from rollverify.rewards import reward_class
 from rollverify.rollout.inputs import prompt_source
@@ -50,12 +50,7 @@ Records = dict[str, tuple[Identity, dict[int, ProblemRecord]]]
 
 
 def main(argv: Sequence[str], execute: Execute | None = None) -> int:
-    """Do what the command line asks for; return the exit code.
-
-    Args:
-        argv: command line without the program's name.
-        execute: records one model; the launcher if None.
-    """
+    """Do what the command line asks for; return the exit code. The launcher executes if None."""
     try:
         flags = job_flags(argv)
         config = load_config(flags, prog=f"{PROG} [--run [FOLDER]]").config
@@ -87,8 +82,7 @@ def _launched(words: Sequence[str], needs_prepare: bool) -> int:
 def job_flags(argv: Sequence[str]) -> list[str]:
     """The command line with --run replaced by the settings it stands for.
 
-    Args:
-        argv: command line; `--run`, without a folder, is the newest run that has checkpoints.
+    Without a folder, `--run` is the newest run that has checkpoints.
 
     Raises:
         ConfigError: --resume is given, or the run has no config or no exported model.
@@ -162,11 +156,7 @@ def output_folder(config: Config) -> Path:
 
 
 def report(config: Config, folder: Path) -> str:
-    """Sum up the records, write results.json and report.txt, and return the report.
-
-    Args:
-        config: of the evaluation.
-        folder: of the evaluation, with the records of each model.
+    """Sum up the records in a folder, write results.json and report.txt there; return the report.
 
     Raises:
         ConfigError: if records are missing or belong to different problems.
@@ -269,15 +259,8 @@ def _place(source: PromptSource) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file in one move.
-
-    Raises:
-        ConfigError: if it cannot be written.
-    """
     try:
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        write_atomic(path, text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror})") from error
 

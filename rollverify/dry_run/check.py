@@ -1,8 +1,8 @@
 """Checks a config against its model and prints the memory of a GPU: `python -m rollverify.dry_run`.
 
 Takes the flags of a run, and `--world-size N`, `--gpu-gib G`, `--model-config FILE`. The model is
-built on the meta device, so no weight is read, no rank started and no prompt opened. Numbers of
-memory are a plan, not a measurement. Exit code 2 where the config does not fit model or memory.
+built on the meta device, so no weight is read, no rank started and no prompt opened. Exit code 2
+where the config does not fit model or memory.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def read_model(config: Config, folder: Path, world_size: int) -> "MetaModel":
     """The model without weights, checked against the degrees and the weights that lie there.
 
     Raises:
-        ConfigError: one line that names the folder and the key.
+        ConfigError: the folder and what is wrong with it.
     """
     from torchtitan_ext.models.hf_config import ModelFolderError
     from torchtitan_ext.models.meta import build_meta_model, check_stored, stored_shapes
@@ -100,11 +100,7 @@ def context_problems(config: Config, context: int) -> list[str]:
 
 
 def check_model(config: Config, sizes: Sizes) -> None:
-    """Refuse a number of tensor ranks that the model cannot have.
-
-    Raises:
-        ConfigError: one line that names the keys.
-    """
+    """Refuse a number of tensor ranks that the model cannot have."""
     tensor = config.parallelism.tensor_parallel
     for name, number in (
         ("attention heads", sizes.num_heads),
@@ -119,38 +115,24 @@ def check_model(config: Config, sizes: Sizes) -> None:
 
 
 def make_plan(config: Config, model: "MetaModel", world_size: int, gpu_gib: float | None) -> Plan:
-    """Bytes of the fullest device.
-
-    Args:
-        config: of the run.
-        model: built from its config.json.
-        world_size: ranks.
-        gpu_gib: memory of one GPU; None plans for CPU ranks that share this machine's memory.
+    """Bytes of the fullest device; without a GPU, ranks share this machine's memory.
 
     Raises:
-        ConfigError: see `check_model`.
+        ConfigError: for tensor ranks that the model cannot have.
     """
     sizes = sizes_of(model.config)
     check_model(config, sizes)
     _, shard, tensor = degrees(config, world_size)
-    training, engine = config.training, config.engine
+    engine = config.engine
     parameters = [Parameter(name=name, shape=shape) for name, shape in model.parameters.items()]
-    weights = DTYPE_BYTES[engine.dtype] * sum(one.numel for one in parameters)
+    weights = DTYPE_BYTES[engine.dtype] * sum(parameter.numel for parameter in parameters)
     if gpu_gib is None:
         device = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world_size
         budget = weights + ENGINE_WORKSPACE_BYTES + int(engine.kv_cache_gib * GIB)
     else:
         device = int(gpu_gib * GIB)
         budget = int(engine.gpu_memory_utilization * device)
-    trainer = trainer_bytes(
-        parameters,
-        sizes,
-        Layout(shard=shard, tensor=tensor),
-        dtype=training.dtype,
-        activation_checkpoint=training.activation_checkpoint,
-        num_tokens=training.micro_batch_tokens,
-        chunk_mib=training.logprob_chunk_mib,
-    )
+    trainer = trainer_bytes(parameters, sizes, Layout(shard=shard, tensor=tensor), config.training)
     if config.kl.coefficient > 0:
         trainer["reference"] = trainer["weights"]  # its shards, kept beside the policy's
     return Plan(
@@ -180,8 +162,7 @@ def print_plan(config: Config, plan: Plan, world_size: int) -> None:
         f"  engine  {'key-value cache':<18} {plan.cache / GIB:9.2f} GiB  "
         f"({num_cached:,} tokens, {num_cached / longest:.1f} of full length)"
     )
-    total = sum(plan.trainer.values()) + plan.engine_budget
-    print(f"  in all  {'':<18} {total / GIB:9.2f} GiB  of {plan.device / GIB:.1f}")
+    print(f"  in all  {'':<18} {plan.total / GIB:9.2f} GiB  of {plan.device / GIB:.1f}")
 
 
 def _gpu_gib(asked: float | None) -> float | None:
@@ -241,22 +222,17 @@ def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     gpu_gib = _gpu_gib(options.gpu_gib)
     plan = make_plan(config, model, options.world_size, gpu_gib)
     print_plan(config, plan, options.world_size)
+    longest = config.rollout.max_sequence_tokens
+    help_with = cures(
+        config.training,
+        num_layers=model.config.num_hidden_layers,
+        max_sequence_tokens=longest,
+        spare_cache=plan.cache - plan.kv_per_token * longest,
+        num_ranks=options.world_size,
+        on_gpu=gpu_gib is not None,
+    )
     return context_problems(config, model.config.max_position_embeddings) + problems(
-        plan.trainer,
-        engine_weights=plan.engine_weights,
-        engine_budget=plan.engine_budget,
-        kv_per_token=plan.kv_per_token,
-        max_sequence_tokens=config.rollout.max_sequence_tokens,
-        device_bytes=plan.device,
-        cures=cures(
-            activation_checkpoint=config.training.activation_checkpoint,
-            num_layers=model.config.num_hidden_layers,
-            micro_batch_tokens=config.training.micro_batch_tokens,
-            max_sequence_tokens=config.rollout.max_sequence_tokens,
-            spare_cache=plan.cache - plan.kv_per_token * config.rollout.max_sequence_tokens,
-            num_ranks=options.world_size,
-            on_gpu=gpu_gib is not None,
-        ),
+        plan, longest, help_with
     )
 
 

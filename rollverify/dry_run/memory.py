@@ -1,13 +1,14 @@
 """Memory of one GPU by part, from the shapes of a model and the settings of a run.
 
-Weights, gradients and optimizer follow from the layout; activations are an estimate of what the
-backward pass keeps. Plain arithmetic: does not measure, and does not know what allocator, libraries
-or graphs take.
+Weights, gradients and optimizer follow from the layout; activations are an estimate. What
+allocator, libraries or graphs take is not in it.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from rollverify.config.tables import TrainingConfig
 
 GIB = 2**30
 FLOAT32 = 4
@@ -28,7 +29,7 @@ class Parameter:
 
     @property
     def numel(self) -> int:
-        """Number of values."""
+        """Values in it."""
         return math.prod(self.shape)
 
     @property
@@ -82,6 +83,11 @@ class Plan:
         """Left for keys and values."""
         return max(0, self.engine_budget - self.engine_weights - ENGINE_WORKSPACE_BYTES)
 
+    @property
+    def total(self) -> int:
+        """Trainer and engine."""
+        return sum(self.trainer.values()) + self.engine_budget
+
 
 def owned(parameter: Parameter, layout: Layout) -> int:
     """Values of a parameter on the rank that has most of them.
@@ -99,29 +105,22 @@ def owned(parameter: Parameter, layout: Layout) -> int:
 def largest_layer(parameters: Iterable[Parameter], layout: Layout) -> int:
     """Values of the largest layer as it is gathered for its forward pass."""
     layers: dict[str, int] = {}
-    for one in parameters:
-        if one.name.startswith("layers."):
-            index = one.name.split(".")[1]
-            layers[index] = layers.get(index, 0) + one.numel
+    for parameter in parameters:
+        if parameter.name.startswith("layers."):
+            index = parameter.name.split(".")[1]
+            layers[index] = layers.get(index, 0) + parameter.numel
     return math.ceil(max(layers.values(), default=0) / layout.tensor)
 
 
 def activation_bytes(
     sizes: Sizes, num_tokens: int, dtype: str, activation_checkpoint: str, tensor: int
 ) -> int:
-    """Estimate of what the backward pass of one packed row needs, without the head.
+    """Estimate of what the backward pass of a packed row of `num_tokens` needs, without the head.
 
     A layer keeps per token its two inputs and two normed inputs, queries and the attention's output
     twice, keys and values twice, and three inner widths; with experts also the copies of the token
     that are sent out and come back. Fully checkpointed, only a layer's input stays, and one layer
-    is alive; selective lies between, counted as half.
-
-    Args:
-        sizes: of the model.
-        num_tokens: of a row, `training.micro_batch_tokens`.
-        dtype: of the activations.
-        activation_checkpoint: "none", "selective" or "full".
-        tensor: ranks that divide heads and inner width.
+    is alive; selective lies between, counted as half. Tensor ranks divide heads and inner width.
     """
     heads = 3 * sizes.num_heads + 4 * sizes.num_kv_heads
     copies = 2 * sizes.experts_per_token * sizes.hidden_size
@@ -137,40 +136,32 @@ def activation_bytes(
 
 
 def trainer_bytes(
-    parameters: list[Parameter],
-    sizes: Sizes,
-    layout: Layout,
-    *,
-    dtype: str,
-    activation_checkpoint: str,
-    num_tokens: int,
-    chunk_mib: int,
+    parameters: Sequence[Parameter], sizes: Sizes, layout: Layout, training: TrainingConfig
 ) -> dict[str, int]:
-    """Bytes of the trainer on the fullest rank, by part.
+    """Bytes of the trainer on the fullest rank, by part; tied weights are given once.
 
-    Args:
-        parameters: all weights, tied ones once.
-        sizes: of the model.
-        layout: over how many ranks they are divided.
-        dtype: of forward and backward; weights, gradients and optimizer are float32.
-        activation_checkpoint: "none", "selective" or "full".
-        num_tokens: of a packed row.
-        chunk_mib: of one chunk of logits, MiB.
+    Forward and backward are in the dtype of training; weights, gradients and optimizer in float32.
     """
-    mine = sum(owned(one, layout) for one in parameters)
+    width = DTYPE_BYTES[training.dtype]
+    mine = sum(owned(parameter, layout) for parameter in parameters)
     layer = largest_layer(parameters, layout)
     head = sizes.vocab_size * sizes.hidden_size
-    is_gathered = layout.shard > 1 or dtype != "float32"
+    is_gathered = layout.shard > 1 or training.dtype != "float32"
     gathered = 2 * layer + math.ceil(head / layout.tensor)
     return {
         "weights": FLOAT32 * mine,
         "gradients": FLOAT32 * mine,
         "optimizer": 2 * FLOAT32 * mine,
-        "gathered layers": (DTYPE_BYTES[dtype] * gathered + FLOAT32 * layer) * is_gathered,
+        "gathered layers": (width * gathered + FLOAT32 * layer) * is_gathered,
         "activations": activation_bytes(
-            sizes, num_tokens, dtype, activation_checkpoint, layout.tensor
+            sizes,
+            training.micro_batch_tokens,
+            training.dtype,
+            training.activation_checkpoint,
+            layout.tensor,
         ),
-        "log-prob head": LIVE_CHUNKS * chunk_mib * 2**20 + (FLOAT32 + DTYPE_BYTES[dtype]) * head,
+        "log-prob head": LIVE_CHUNKS * training.logprob_chunk_mib * 2**20
+        + (FLOAT32 + width) * head,
     }
 
 
@@ -180,10 +171,9 @@ def kv_bytes_per_token(sizes: Sizes, dtype: str) -> int:
 
 
 def cures(
+    training: TrainingConfig,
     *,
-    activation_checkpoint: str,
     num_layers: int,
-    micro_batch_tokens: int,
     max_sequence_tokens: int,
     spare_cache: int,
     num_ranks: int,
@@ -191,23 +181,19 @@ def cures(
 ) -> list[str]:
     """What makes a plan smaller than it is with these settings, the least intrusive first.
 
-    Args:
-        activation_checkpoint: "none", "selective" or "full".
-        num_layers: of the model; recomputing saves nothing where the one that is alive is all.
-        micro_batch_tokens: of a packed row.
-        max_sequence_tokens: longest prompt plus response, which a row must hold.
-        spare_cache: bytes of the engine's cache beyond one response.
-        num_ranks: of the run.
-        on_gpu: whether each rank has its own device; ranks on CPUs share the machine's memory.
+    `spare_cache` are the bytes of the engine's cache beyond one response. Ranks on CPUs share the
+    machine's memory; on GPUs each has its own.
     """
     found = []
     if on_gpu:
         found.append("more ranks")
     elif num_ranks > 1:  # Shards add up to the same; engines and activations become fewer.
         found.append("fewer ranks")
-    if num_layers > {"none": 1, "selective": 2, "full": num_layers}[activation_checkpoint]:
+    # Recomputing saves nothing where the one layer that is alive is all.
+    least = {"none": 1, "selective": 2, "full": num_layers}[training.activation_checkpoint]
+    if num_layers > least:
         found.append("training.activation_checkpoint = 'full'")
-    if micro_batch_tokens > max_sequence_tokens:
+    if training.micro_batch_tokens > max_sequence_tokens:
         found.append("a smaller training.micro_batch_tokens")
     else:
         found.append("shorter rollout.max_response_tokens with training.micro_batch_tokens")
@@ -217,44 +203,27 @@ def cures(
     return found
 
 
-def problems(
-    trainer: Mapping[str, int],
-    *,
-    engine_weights: int,
-    engine_budget: int,
-    kv_per_token: int,
-    max_sequence_tokens: int,
-    device_bytes: int,
-    cures: Sequence[str],
-) -> list[str]:
+def problems(plan: Plan, max_sequence_tokens: int, cures: Sequence[str]) -> list[str]:
     """Where the plan does not fit, each in one line with its numbers and the cure.
 
-    Args:
-        trainer: bytes by part.
-        engine_weights: bytes.
-        engine_budget: bytes the engine may take, weights and cache together.
-        kv_per_token: bytes.
-        max_sequence_tokens: longest prompt plus response.
-        device_bytes: memory of one device.
-        cures: at least one, for a plan that is too large.
+    There is at least one cure for a plan that is too large.
     """
     found = []
-    cache = engine_budget - engine_weights - ENGINE_WORKSPACE_BYTES
-    least = kv_per_token * max_sequence_tokens
-    if cache < least:
+    least = plan.kv_per_token * max_sequence_tokens
+    if plan.cache < least:
         found.append(
-            f"the engine's {engine_budget / GIB:.1f} GiB hold {engine_weights / GIB:.1f} GiB of "
-            f"weights, but not 1 GiB of workspace and the {least / GIB:.1f} GiB of cache of one "
-            f"response of {max_sequence_tokens} tokens; raise engine.gpu_memory_utilization (on "
-            "CPU engine.kv_cache_gib) or shorten rollout.max_response_tokens"
+            f"the engine's {plan.engine_budget / GIB:.1f} GiB hold "
+            f"{plan.engine_weights / GIB:.1f} GiB of weights, but not 1 GiB of workspace and the "
+            f"{least / GIB:.1f} GiB of cache of one response of {max_sequence_tokens} tokens; "
+            "raise engine.gpu_memory_utilization (on CPU engine.kv_cache_gib) or shorten "
+            "rollout.max_response_tokens"
         )
-    total = sum(trainer.values()) + engine_budget
-    if total > device_bytes:
+    if plan.total > plan.device:
         parts = ", ".join(cures[:-1]), cures[-1]
-        largest = max(trainer, key=lambda part: trainer[part])
+        largest = max(plan.trainer, key=lambda part: plan.trainer[part])
         found.append(
-            f"{total / GIB:.1f} GiB do not fit into {device_bytes / GIB:.1f} GiB: trainer "
-            f"{sum(trainer.values()) / GIB:.1f} (most of it {largest}), engine "
-            f"{engine_budget / GIB:.1f}; use {' or '.join(filter(None, parts))}"
+            f"{plan.total / GIB:.1f} GiB do not fit into {plan.device / GIB:.1f} GiB: trainer "
+            f"{sum(plan.trainer.values()) / GIB:.1f} (most of it {largest}), engine "
+            f"{plan.engine_budget / GIB:.1f}; use {' or '.join(filter(None, parts))}"
         )
     return found

@@ -21,7 +21,6 @@ class Overlap:
     index: int
     """Its place in the test set."""
     test_id: str
-    """Its id."""
     train_id: str
     """Id of the training problem that shares most n-grams with it; of several the first."""
     share: float
@@ -29,27 +28,12 @@ class Overlap:
 
 
 def find_overlaps(test: Sequence[Prompt], train: Sequence[Prompt], ngram: int) -> list[Overlap]:
-    """Test problems that share at least one n-gram with a training problem.
+    """Test problems that share an n-gram with a training problem, in order.
 
     Words are runs of letters and digits, in lower case. A problem shorter than n words is one
     n-gram by itself, so it is found only where a training problem consists of the same words.
-
-    Args:
-        test: the test problems.
-        train: the training problems.
-        ngram: n, words in a row, >= 1.
-
-    Returns:
-        One entry per such test problem, in order.
-
-    Raises:
-        ValueError: n is below 1.
-
-    Source:
-        13-grams as in Brown et al. 2020, arXiv 2005.14165, appendix C; the template rule is ours.
+    After Brown et al. 2020, arXiv 2005.14165, appendix C, but for the template.
     """
-    if ngram < 1:
-        raise ValueError(f"an n-gram has at least 1 word, got {ngram}")
     grams = [set(_grams(words, ngram)) for words in _without_template(test)]
     owners: defaultdict[str, list[int]] = defaultdict(list)
     for index, own in enumerate(grams):
@@ -66,7 +50,9 @@ def find_overlaps(test: Sequence[Prompt], train: Sequence[Prompt], ngram: int) -
         Overlap(
             index=index,
             test_id=test[index].prompt_id,
-            train_id=train[max(hits[index], key=lambda one: (hits[index][one], -one))].prompt_id,
+            train_id=train[
+                max(hits[index], key=lambda number: (hits[index][number], -number))
+            ].prompt_id,
             share=len(found[index]) / len(grams[index]),
         )
         for index in sorted(found)

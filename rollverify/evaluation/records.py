@@ -1,19 +1,19 @@
 """The records of an evaluation: a JSON line per problem, to read, to sum up and to go on from.
 
 The first line says what was evaluated and how. A killed evaluation leaves whole lines and perhaps
-a torn one, and goes on with the problems that have none. Does not generate or grade.
+a torn one, and goes on with the problems that have none.
 """
 
 import fcntl
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from rollverify.errors import ConfigError
+from rollverify.files import write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +50,11 @@ class ProblemRecord:
 
     index: int
     """Place in the test set, from 0."""
-    problem_id: str
-    """Its id in the data file."""
-    gold: str
-    """The expected answer."""
+    problem_id: str = ""
+    """Its id in the data file; "" in training."""
+    gold: str = ""
+    """The expected answer; "" in training."""
     greedy: ResponseRecord
-    """The greedy response."""
     sampled: tuple[ResponseRecord, ...]
     """The sampled ones, in the order of their seeds."""
 
@@ -71,12 +70,7 @@ class RecordFile:
     def __init__(
         self, folder: Path, identity: Identity, problem_ids: Sequence[str] | None = None
     ) -> None:
-        """Read what is there and open the file.
-
-        Args:
-            folder: of the model's records; made if missing.
-            identity: what is evaluated, and how.
-            problem_ids: of the problems, by index; records of others are dropped.
+        """Read what is there, without records of other problems than these, and open the file.
 
         Raises:
             ConfigError: if the folder cannot be written, another process has the file, or it holds
@@ -114,10 +108,8 @@ class RecordFile:
             self.done = records if found else {}
             if problem_ids is not None:
                 self._drop_others(problem_ids)
-        part = self.path.with_suffix(".tmp")
         lines = [json.dumps({"identity": identity}), *map(_line, self.done.values())]
-        part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        os.replace(part, self.path)
+        write_atomic(self.path, "".join(line + "\n" for line in lines))
         return self.path.open("a", encoding="utf-8")
 
     def _drop_others(self, problem_ids: Sequence[str]) -> None:
@@ -142,14 +134,9 @@ class RecordFile:
 
 
 def read_records(path: Path) -> tuple[Identity, dict[int, ProblemRecord]]:
-    """Read a file of records.
+    """Identity and records by ascending index; both empty where the first line is damaged.
 
-    Args:
-        path: of the file.
-
-    Returns:
-        (identity, records by index in ascending order); the identity is empty, and so are the
-        records, where the first line is damaged. Other damaged lines are dropped with a warning.
+    Other damaged lines are dropped with a warning.
 
     Raises:
         ConfigError: if it cannot be read.
@@ -181,16 +168,7 @@ def _line(record: ProblemRecord) -> str:
 
 
 def _parsed(row: Mapping[str, Any], num_samples: object) -> ProblemRecord:
-    """The record of a line.
-
-    Args:
-        row: the line.
-        num_samples: that it must hold; None if any number will do.
-
-    Raises:
-        TypeError: a value is of another kind.
-        ValueError: an index below 0, or another number of samples.
-    """
+    """The record of a line; None takes any number of samples."""
     record = ProblemRecord(
         index=_of_kind(row["index"], int),
         problem_id=_of_kind(row["problem_id"], str),
@@ -220,11 +198,7 @@ def _of_kind(value: Any, kind: Any) -> Any:
 
 
 def _check_same(path: Path, found: Identity, wanted: Identity) -> None:
-    """Refuse to mix two evaluations in one file.
-
-    Raises:
-        ConfigError: naming what differs.
-    """
+    """Refuse to mix two evaluations in one file."""
     for key in dict.fromkeys([*wanted, *found]):
         if found.get(key) != wanted.get(key):
             raise ConfigError(

@@ -1,7 +1,4 @@
-"""Sums up the records of one model, and compares those of two on the same problems.
-
-Decides nothing about layout; `tables.py` shows the numbers.
-"""
+"""Sums up the records of one model, and compares those of two on the same problems."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -46,12 +43,7 @@ PerProblem = Callable[[ProblemRecord], float]
 
 
 def shares_per_problem(num_samples: int, *, has_answers: bool) -> dict[str, PerProblem]:
-    """The shares that are averaged over problems, by name.
-
-    Args:
-        num_samples: n, samples per problem.
-        has_answers: whether the reward offers the text of an answer, which maj@k needs.
-    """
+    """The shares that are averaged over problems, by name; maj@k needs answers."""
 
     def passed(k: int) -> PerProblem:
         return lambda record: pass_at_k(num_samples, record.num_right, k)
@@ -69,29 +61,18 @@ def shares_per_problem(num_samples: int, *, has_answers: bool) -> dict[str, PerP
     shares |= {f"pass_at_{k}": passed(k) for k in counts}
     # Of two responses the majority is the mean: both agree, or each counts half.
     shares |= {f"maj_at_{k}": voted(k) for k in counts if has_answers and k > 2}
-    shares["truncated_frac"] = lambda record: _mean(
+    shares["truncated_frac"] = lambda record: statistics.fmean(
         [one.finish_reason == "length" for one in record.sampled]
     )
     return shares
 
 
 def summarize(records: Sequence[ProblemRecord], *, has_answers: bool) -> dict[str, Estimate]:
-    """Every number of one model.
+    """Every number of one model, from at least one record, all with as many samples.
 
-    Args:
-        records: at least one problem, all with the same number of samples.
-        has_answers: whether the reward offers the text of an answer.
-
-    Returns:
-        Shares in [0, 1] and, named `response_tokens_...`, lengths of the sampled responses.
-
-    Raises:
-        ValueError: no record, or a different number of samples among them.
+    Shares in [0, 1] and, named `response_tokens_...`, lengths of the sampled responses.
     """
-    sizes = {len(record.sampled) for record in records}
-    if len(sizes) != 1:
-        raise ValueError(f"problems with one number of samples are needed, got {sorted(sizes)}")
-    num_samples = sizes.pop()
+    num_samples = len(records[0].sampled)
     summary: dict[str, Estimate] = {}
     for name, share in shares_per_problem(num_samples, has_answers=has_answers).items():
         values = [share(record) for record in records]
@@ -102,7 +83,7 @@ def summarize(records: Sequence[ProblemRecord], *, has_answers: bool) -> dict[st
 
 def _lengths(records: Sequence[ProblemRecord]) -> dict[str, Estimate]:
     """Lengths of the sampled responses in tokens, of right and wrong ones apart too."""
-    means = [_mean([one.num_tokens for one in record.sampled]) for record in records]
+    means = [statistics.fmean([one.num_tokens for one in record.sampled]) for record in records]
     every = [one for record in records for one in record.sampled]
     tokens = sorted(one.num_tokens for one in every)
     lengths = {
@@ -115,7 +96,7 @@ def _lengths(records: Sequence[ProblemRecord]) -> dict[str, Estimate]:
     for name, wanted in (("right", True), ("wrong", False)):
         some = [one.num_tokens for one in every if one.is_right is wanted]
         if some:
-            lengths[f"response_tokens_{name}_mean"] = Estimate(value=_mean(some))
+            lengths[f"response_tokens_{name}_mean"] = Estimate(value=statistics.fmean(some))
     return lengths
 
 
@@ -125,21 +106,12 @@ def compare(
     *,
     has_answers: bool,
 ) -> dict[str, Change]:
-    """The model minus the baseline, problem by problem.
-
-    Args:
-        model: records by index.
-        baseline: records of the same problems with as many samples.
-        has_answers: whether the reward offers the text of an answer.
-
-    Raises:
-        ValueError: other problems, or another number of samples.
-    """
-    sizes = {len(one.sampled) for one in [*model.values(), *baseline.values()]}
-    if model.keys() != baseline.keys() or len(sizes) != 1:
-        raise ValueError("two models are compared on the same problems with as many samples")
-    shares = shares_per_problem(sizes.pop(), has_answers=has_answers)
-    shares["response_tokens_mean"] = lambda one: _mean([r.num_tokens for r in one.sampled])
+    """The model minus the baseline, from records of the same problems with as many samples."""
+    num_samples = len(next(iter(model.values())).sampled)
+    shares = shares_per_problem(num_samples, has_answers=has_answers)
+    shares["response_tokens_mean"] = lambda one: statistics.fmean(
+        [r.num_tokens for r in one.sampled]
+    )
     changes: dict[str, Change] = {}
     for name, share in shares.items():
         differences = [share(model[index]) - share(baseline[index]) for index in model]
@@ -150,7 +122,3 @@ def compare(
             num_worse=sum(one < 0 for one in differences),
         )
     return changes
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values)

@@ -1,4 +1,4 @@
-"""An evaluation as a table for the terminal and as JSON. Computes no statistics."""
+"""An evaluation as a table for the terminal and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -31,14 +31,10 @@ def change_json(changes: Mapping[str, Change]) -> dict[str, Any]:
 def overlap_json(
     overlaps: Sequence[Overlap], ngram: int, num_problems: int, clean: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the contamination check found.
+    """What the contamination check of `num_problems` test problems found.
 
-    Args:
-        overlaps: test problems with shared n-grams.
-        ngram: n.
-        num_problems: test problems checked.
-        clean: numbers of each model on the other problems, by name; empty where it makes no
-            difference or none is left.
+    `clean` has the numbers of each model on the other problems, by name; it is empty where that
+    makes no difference or none is left.
     """
     return {
         "ngram": ngram,

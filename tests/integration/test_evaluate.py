@@ -14,8 +14,10 @@ from support.scripted_engine import parts_with
 from support.tiny_models import tiny_folder
 
 from rollverify.config.load import load_config
+from rollverify.config.tables import EvaluationConfig
 from rollverify.data.prompts import Prompt, write_jsonl
 from rollverify.engine.model_folder import read_model_folder
+from rollverify.evaluation.evaluator import Evaluator
 from rollverify.evaluation.records import RECORDS_FILE, ProblemRecord, RecordFile, read_records
 from rollverify.evaluation.stage import Evaluation
 from rollverify.evaluation.summary import summarize
@@ -64,7 +66,7 @@ def engine(started: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The shared engine as a new one would be, and as what an evaluation starts."""
     started.reset_prefix_cache()
     monkeypatch.setattr(started, "close", lambda: None)
-    monkeypatch.setitem(sys.modules, "rollverify.build", parts_with(started))
+    monkeypatch.setitem(sys.modules, "rollverify.engine.start", parts_with(started))
     monkeypatch.setitem(BUILT_IN, "exact_answer", EvenLength)
     return started
 
@@ -90,21 +92,16 @@ def test_the_numbers_are_those_of_training(engine, folder, tmp_path):
     model = read_model_folder(folder / "model", 512)
     _, encoded = load_encoded(folder / "test.jsonl", model, 32, EvenLength())
     engine.reset_prefix_cache()
-    stage = Evaluation(
+    evaluator = Evaluator(
         engine=engine,
-        prompts=encoded,
-        samples_per_problem=NUM_SAMPLES,
-        temperature=0.9,
-        top_p=1.0,
+        problems=encoded,
+        settings=EvaluationConfig(samples_per_problem=NUM_SAMPLES, temperature=0.9),
+        reward=EvenLength(),
+        decode=model.decode,
         max_response_tokens=MAX_RESPONSE_TOKENS,
-        max_num_seqs=MAX_NUM_SEQS,
         run_seed=0,
-        every_steps=0,
-        last_step=1,
-        data_rank=0,
-        data_world_size=1,
     )
-    got = stage.run(0)
+    got = Evaluation(evaluator=evaluator, last_step=1).run(0)
     got["eval/avg_at_4"] = got["eval/mean_at_4"]  # Greedy, pass@2 and @4, length and truncation too
     common = {name: got[f"eval/{name}"] for name in found if f"eval/{name}" in got}
     assert common == pytest.approx({name: found[name].value for name in common})

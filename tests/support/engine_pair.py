@@ -43,7 +43,7 @@ def request(name: str, ids: list[int], **changes: Any) -> GenerationRequest:
 
 def generate(engine: Any, requests: list[GenerationRequest]) -> dict[str, Completion]:
     """Completions by request id."""
-    return run_requests(engine, requests, MAX_NUM_SEQS)[0]
+    return run_requests(engine, requests)
 
 
 def make_sync(trainer: PolicyTrainer, engine: Any) -> WeightSync:

@@ -1,13 +1,16 @@
 """Memory by part against sums done by hand, and what does not fit."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from rollverify.config.tables import TrainingConfig
 from rollverify.dry_run.memory import (
     GIB,
     Layout,
     Parameter,
+    Plan,
     Sizes,
     activation_bytes,
     cures,
@@ -74,15 +77,10 @@ def test_activations_of_ten_tokens(kind: str, tensor: int, want: int) -> None:
 
 
 def test_trainer_keeps_float32_whatever_it_computes_in() -> None:
-    plan = trainer_bytes(
-        WEIGHTS,
-        SIZES,
-        Layout(shard=1, tensor=1),
-        dtype="bfloat16",
-        activation_checkpoint="full",
-        num_tokens=10,
-        chunk_mib=1,
+    training = TrainingConfig(
+        dtype="bfloat16", activation_checkpoint="full", micro_batch_tokens=10, logprob_chunk_mib=1
     )
+    plan = trainer_bytes(WEIGHTS, SIZES, Layout(shard=1, tensor=1), training)
     # 800 + 60 + 9 + 240 = 1109 values of 4 bytes; Adam has two of them
     assert (plan["weights"], plan["gradients"], plan["optimizer"]) == (4436, 4436, 8872)
     # two layers of 240 and the head of 800 in bfloat16, one layer's gradient in float32
@@ -92,15 +90,10 @@ def test_trainer_keeps_float32_whatever_it_computes_in() -> None:
 
 
 def test_one_float32_rank_gathers_nothing() -> None:
-    plan = trainer_bytes(
-        WEIGHTS,
-        SIZES,
-        Layout(shard=1, tensor=1),
-        dtype="float32",
-        activation_checkpoint="none",
-        num_tokens=10,
-        chunk_mib=1,
+    training = TrainingConfig(
+        dtype="float32", activation_checkpoint="none", micro_batch_tokens=10, logprob_chunk_mib=1
     )
+    plan = trainer_bytes(WEIGHTS, SIZES, Layout(shard=1, tensor=1), training)
     assert plan["gathered layers"] == 0
 
 
@@ -109,17 +102,18 @@ def test_cache_holds_a_key_and_a_value_per_layer() -> None:
     assert kv_bytes_per_token(SIZES, "bfloat16") == 64
 
 
-def found(**changes: Any) -> list[str]:
+def found(
+    max_sequence_tokens: int = 1024, cures: Sequence[str] = ("a cure",), device: int = 9 * GIB
+) -> list[str]:
     """Problems of a plan of 5 GiB for trainer and 4 for the engine that just fits into 9."""
-    values: dict[str, Any] = {
-        "engine_weights": 2 * GIB,
-        "engine_budget": 4 * GIB,
-        "kv_per_token": GIB // 1024,
-        "max_sequence_tokens": 1024,
-        "device_bytes": 9 * GIB,
-        "cures": ["a cure"],
-    }
-    return problems({"weights": 3 * GIB, "activations": 2 * GIB}, **(values | changes))
+    plan = Plan(
+        trainer={"weights": 3 * GIB, "activations": 2 * GIB},
+        engine_weights=2 * GIB,
+        engine_budget=4 * GIB,
+        kv_per_token=GIB // 1024,
+        device=device,
+    )
+    return problems(plan, max_sequence_tokens, cures)
 
 
 def test_plan_that_just_fits_has_no_problem() -> None:
@@ -133,12 +127,12 @@ def test_one_token_more_than_the_cache_holds_is_a_problem() -> None:
 
 
 def test_one_byte_less_than_needed_is_a_problem() -> None:
-    (line,) = found(device_bytes=9 * GIB - 1)
+    (line,) = found(device=9 * GIB - 1)
     assert line.startswith("9.0 GiB do not fit into 9.0 GiB: trainer 5.0 (most of it weights)")
 
 
 def test_what_would_help_is_named_at_the_end() -> None:
-    (line,) = found(device_bytes=1, cures=["more ranks", "a smaller row"])
+    (line,) = found(device=1, cures=["more ranks", "a smaller row"])
     assert line.endswith("engine 4.0; use more ranks or a smaller row")
 
 
@@ -169,13 +163,15 @@ SHORTER = "shorter rollout.max_response_tokens with training.micro_batch_tokens"
 def test_only_what_would_change_something_is_a_cure(
     changes: dict[str, Any], expected: list[str]
 ) -> None:
+    training = {"activation_checkpoint": "none", "micro_batch_tokens": 65}
+    for key in changes.keys() & training.keys():
+        training[key] = changes[key]
     settings = {
-        "activation_checkpoint": "none",
         "num_layers": 2,
-        "micro_batch_tokens": 65,
         "max_sequence_tokens": 64,
         "spare_cache": 1,
         "num_ranks": 2,
         "on_gpu": True,
     }
-    assert cures(**(settings | changes)) == expected
+    others = {key: value for key, value in changes.items() if key not in training}
+    assert cures(TrainingConfig(**training), **(settings | others)) == expected

@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from support.fakes import FakeEngine
+from unit.evaluation.examples import Answers, encoded, evaluator
 
 from rollverify.evaluation.stage import Evaluation
-from rollverify.rollout.prompt_queue import EncodedPrompt
 
 NUM_PROBLEMS, NUM_SAMPLES = 5, 4
 # Lengths of the greedy response and the sampled ones; 6 is the limit.
 LENGTHS = [(1, 2, 3, 2, 5), (2, 4, 4, 4, 1), (3, 6, 6, 6, 6), (4, 2, 2, 6, 5), (5, 1, 3, 1, 3)]
 
 
-def answer_of(token_ids: list[int]) -> str | None:
+def answer_of(text: str) -> str | None:
     """Of every length its own, but of 4 that of 2, and of a response that was cut none."""
-    return {6: None, 4: "two", 2: "two"}.get(len(token_ids), f"{len(token_ids)} tokens")
+    return {6: None, 4: "two", 2: "two"}.get(len(text), f"{len(text)} tokens")
 
 
 def evaluate(rank: int, world_size: int, num_problems: int = NUM_PROBLEMS) -> dict[str, float]:
@@ -33,29 +33,14 @@ def evaluate(rank: int, world_size: int, num_problems: int = NUM_PROBLEMS) -> di
         for sample, length in enumerate(lengths)
         if length < 6
     }
-    prompts = [
-        EncodedPrompt(
-            token_ids=(index,), grade=lambda ids: float(len(ids) % 2 == 0), prompt_index=index
-        )
-        for index in range(num_problems)
-    ]
-    stage = Evaluation(
-        engine=FakeEngine(stop_after=stops),
-        prompts=prompts,
+    share = evaluator(
+        FakeEngine(stop_after=stops),
+        encoded(num_problems, lambda ids: float(len(ids) % 2 == 0))[rank::world_size],
+        Answers(rank, answer_of),  # Threads on one of them.
         samples_per_problem=NUM_SAMPLES,
-        temperature=0.8,
-        top_p=1.0,
         max_response_tokens=6,
-        max_num_seqs=8,
-        run_seed=5,
-        every_steps=1,
-        last_step=1,
-        data_rank=rank,
-        data_world_size=world_size,
-        answer_of=answer_of,
-        num_graders=rank,  # Threads on one of them.
     )
-    return stage.run(0)
+    return Evaluation(evaluator=share, last_step=1).run(0)
 
 
 def main() -> None:

@@ -1,16 +1,18 @@
 """The test set pass: requests, shares of ranks, arithmetic, and when it is due."""
 
 import threading
-from dataclasses import replace
+from collections.abc import Sequence
 
 import pytest
 from support.fakes import EOS, FakeEngine
+from unit.evaluation.examples import Answers, encoded, evaluator
 
 from rollverify.evaluation.records import ProblemRecord, ResponseRecord
 from rollverify.evaluation.stage import Evaluation
 from rollverify.evaluation.summary import summarize
 from rollverify.hooks import StepState
 from rollverify.metrics.names import is_declared
+from rollverify.rewards import Reward
 from rollverify.rollout.prompt_queue import EncodedPrompt
 
 # Three problems, a greedy response (sample 0) and two sampled ones each, limit 4 tokens. A
@@ -22,25 +24,15 @@ def grade(ids: list[int]) -> float:
     return float(ids[-1] == EOS and len(ids) <= 2)
 
 
-def evaluation(engine: FakeEngine | None = None, **changes: object) -> Evaluation:
-    settings = {
-        "engine": engine or FakeEngine(stop_after=STOPS),
-        "prompts": [
-            EncodedPrompt(token_ids=(number,), grade=grade, prompt_index=number)
-            for number in range(3)
-        ],
-        "samples_per_problem": 2,
-        "temperature": 0.8,
-        "top_p": 0.9,
-        "max_response_tokens": 4,
-        "max_num_seqs": 8,
-        "run_seed": 5,
-        "every_steps": 2,
-        "last_step": 5,
-        "data_rank": 0,
-        "data_world_size": 1,
-    }
-    return Evaluation(**(settings | changes))
+def evaluation(
+    engine: FakeEngine | None = None,
+    problems: Sequence[EncodedPrompt] | None = None,
+    reward: Reward | None = None,
+    **changes: object,
+) -> Evaluation:
+    engine = engine or FakeEngine(stop_after=STOPS)
+    problems = encoded(3, grade) if problems is None else problems
+    return Evaluation(evaluator=evaluator(engine, problems, reward, **changes), last_step=5)
 
 
 def test_accuracies_by_hand():
@@ -80,7 +72,7 @@ def test_ranks_together_ask_for_every_response_once_with_the_same_seeds(world_si
 
     def asked(rank: int, size: int) -> list[tuple[str, int, tuple[int, ...]]]:
         engine = FakeEngine()
-        stage = evaluation(engine, data_rank=rank, data_world_size=size)
+        stage = evaluation(engine, encoded(3, grade)[rank::size])
         if engine_share := range(rank, 3, size):
             stage.run(0)
         assert len(engine.requests) == 3 * len(engine_share)
@@ -123,25 +115,18 @@ def test_responses_are_graded_by_as_many_threads_as_asked_for():
         pair.wait(timeout=30.0)
         return grade(ids)
 
-    prompts = [
-        EncodedPrompt(token_ids=(number,), grade=together, prompt_index=number)
-        for number in range(2)
-    ]
-    metrics = evaluation(prompts=prompts, num_graders=2).run(0)
-    assert metrics == evaluation(prompts=[replace(one, grade=grade) for one in prompts]).run(0)
+    metrics = evaluation(problems=encoded(2, together), reward=Answers(2)).run(0)
+    assert metrics == evaluation(problems=encoded(2, grade)).run(0)
 
 
 # Two problems, five samples each: lengths 1 and 2 are right, 3 and 4 are not.
 FIVE = {"eval/0": (1, 2, 3, 3, 3), "eval/1": (4, 1, 4, 1, 2)}
 
 
-def five_samples(**changes: object) -> dict[str, float]:
+def five_samples(reward: Reward | None = None) -> dict[str, float]:
     stops = {f"{name}/{i}": n for name, ns in FIVE.items() for i, n in enumerate(ns, 1)}
     engine = FakeEngine(stop_after=stops | {"eval/0/0": 1, "eval/1/0": 4})
-    prompts = [
-        EncodedPrompt(token_ids=(number,), grade=grade, prompt_index=number) for number in range(2)
-    ]
-    return evaluation(engine, prompts=prompts, samples_per_problem=5, **changes).run(0)
+    return evaluation(engine, encoded(2, grade), reward, samples_per_problem=5).run(0)
 
 
 def test_pass_at_k_by_hand():
@@ -155,7 +140,7 @@ def test_pass_at_k_by_hand():
 
 def test_majorities_by_hand():
     """The length is the answer, and a response of four tokens gives none."""
-    metrics = five_samples(answer_of=lambda ids: str(len(ids)) if len(ids) < 4 else None)
+    metrics = five_samples(Answers(0, lambda text: str(len(text)) if len(text) < 4 else None))
     # Problem 0, first four: 1, 2, 3, 3 -> 3, wrong. All five: 3, wrong.
     # Problem 1, first four: only 1 votes, right. All five: 1, 1, 2 -> 1, right.
     assert (metrics["eval/maj_at_4"], metrics["eval/maj_at_5"]) == (0.5, 0.5)
@@ -165,20 +150,18 @@ def test_majorities_by_hand():
 
 def test_the_interval_of_problems_that_agree_counts_problems_only():
     """Both always right: Wilson's 2 trials, low end 1 / (1 + 1.96^2 / 2) = 0.3424."""
-    prompts = [EncodedPrompt(token_ids=(n,), grade=lambda _: 1.0, prompt_index=n) for n in range(2)]
-    metrics = evaluation(prompts=prompts, samples_per_problem=3).run(0)
+    problems = encoded(2, lambda _: 1.0)
+    metrics = evaluation(problems=problems, samples_per_problem=3).run(0)
     assert metrics["eval/mean_at_3_low"] == pytest.approx(0.3424, abs=1e-4)
     assert metrics["eval/mean_at_3"] == metrics["eval/mean_at_3_high"] == 1.0
 
 
 def test_the_numbers_are_those_of_an_evaluation_on_its_own():
     """The same records, summed up by the same functions."""
-    metrics = five_samples(answer_of=lambda ids: str(len(ids)))
+    metrics = five_samples(Answers(0, lambda text: str(len(text))))
     records = [
         ProblemRecord(
             index=index,
-            problem_id="",
-            gold="",
             greedy=response(1 if index == 0 else 4),
             sampled=tuple(map(response, FIVE[f"eval/{index}"])),
         )
