@@ -3,7 +3,6 @@
 The only place that sees the whole `Config` and everything else at once.
 """
 
-import logging
 import math
 import os
 from pathlib import Path
@@ -62,8 +61,6 @@ from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.process_group import init_process_group
 from torchtitan_ext.reference_policy import ReferencePolicy
 from torchtitan_ext.trainer_config import CHECKPOINT_FOLDER, TrainerSettings, build_policy_trainer
-
-logger = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT_S = 600.0
 
