@@ -38,8 +38,9 @@ class Evaluator:
     def run(self, keep: Callable[[ProblemRecord], None]) -> None:
         """Pass each problem's record to `keep` once it is graded, one at a time, in any order.
 
-        Grades in the reward's threads, beside the engine, if it wants some. After an error it waits
-        only for the problems whose grading has begun, and keeps them.
+        Records name neither a problem's id nor its answer. The reward's threads, if it wants some,
+        grade beside the engine. After an error `run` waits only for the problems whose grading has
+        begun, and keeps them.
 
         Raises:
             RolloutError: see `run_problems`.
@@ -87,7 +88,13 @@ class Evaluator:
 
     def _record(self, problem: EncodedPrompt, completions: Sequence[Completion]) -> ProblemRecord:
         greedy, *sampled = (self._response(problem, completion) for completion in completions)
-        return ProblemRecord(index=problem.prompt_index, greedy=greedy, sampled=tuple(sampled))
+        return ProblemRecord(
+            index=problem.prompt_index,
+            problem_id="",
+            gold="",
+            greedy=greedy,
+            sampled=tuple(sampled),
+        )
 
     def _response(self, problem: EncodedPrompt, completion: Completion) -> ResponseRecord:
         text = self.decode(completion.token_ids)

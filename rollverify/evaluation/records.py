@@ -7,10 +7,12 @@ a torn one, and goes on with the problems that have none.
 import fcntl
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, TextIO
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rollverify.errors import ConfigError
 from rollverify.files import write_atomic
@@ -48,11 +50,11 @@ class ResponseRecord:
 class ProblemRecord:
     """One problem with all its responses."""
 
-    index: int
+    index: Annotated[int, Field(ge=0)]
     """Place in the test set, from 0."""
-    problem_id: str = ""
+    problem_id: str
     """Its id in the data file; "" in training."""
-    gold: str = ""
+    gold: str
     """The expected answer; "" in training."""
     greedy: ResponseRecord
     sampled: tuple[ResponseRecord, ...]
@@ -62,6 +64,9 @@ class ProblemRecord:
     def num_right(self) -> int:
         """Right ones among the sampled responses."""
         return sum(one.is_right for one in self.sampled)
+
+
+_RECORD = TypeAdapter(ProblemRecord)
 
 
 class RecordFile:
@@ -150,13 +155,16 @@ def read_records(path: Path) -> tuple[Identity, dict[int, ProblemRecord]]:
     except (ValueError, KeyError, TypeError):
         logger.warning("%s does not begin with what was evaluated; starting again", path)
         return {}, {}
+    num_samples = identity.get("samples_per_problem")
     records: dict[int, ProblemRecord] = {}
     for number, line in enumerate(rest, start=2):
         if not line:
             continue
         try:
-            record = _parsed(json.loads(line), identity.get("samples_per_problem"))
-        except (ValueError, KeyError, TypeError):
+            record = _RECORD.validate_json(line, strict=True)
+        except ValidationError:
+            record = None
+        if record is None or num_samples not in (None, len(record.sampled)):
             logger.warning("%s:%d: dropping a damaged line", path, number)
             continue
         records[record.index] = record
@@ -165,36 +173,6 @@ def read_records(path: Path) -> tuple[Identity, dict[int, ProblemRecord]]:
 
 def _line(record: ProblemRecord) -> str:
     return json.dumps(asdict(record), allow_nan=False)
-
-
-def _parsed(row: Mapping[str, Any], num_samples: object) -> ProblemRecord:
-    """The record of a line; None takes any number of samples."""
-    record = ProblemRecord(
-        index=_of_kind(row["index"], int),
-        problem_id=_of_kind(row["problem_id"], str),
-        gold=_of_kind(row["gold"], str),
-        greedy=_response(row["greedy"]),
-        sampled=tuple(map(_response, row["sampled"])),
-    )
-    if record.index < 0 or num_samples not in (None, len(record.sampled)):
-        raise ValueError("an index below 0, or another number of samples")
-    return record
-
-
-def _response(row: Mapping[str, Any]) -> ResponseRecord:
-    record = ResponseRecord(**row)
-    _of_kind(record.reward, int | float)
-    _of_kind(record.num_tokens, int)
-    _of_kind(record.finish_reason, str)
-    for text in (record.answer, record.text):
-        _of_kind(text, str | None)
-    return record
-
-
-def _of_kind(value: Any, kind: Any) -> Any:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"a {kind} is needed, got {value!r}")
-    return value
 
 
 def _check_same(path: Path, found: Identity, wanted: Identity) -> None:

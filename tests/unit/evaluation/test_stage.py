@@ -162,6 +162,8 @@ def test_the_numbers_are_those_of_an_evaluation_on_its_own():
     records = [
         ProblemRecord(
             index=index,
+            problem_id="",
+            gold="",
             greedy=response(1 if index == 0 else 4),
             sampled=tuple(map(response, FIVE[f"eval/{index}"])),
         )
