@@ -20,7 +20,12 @@ from rollverify.config.tables import Config
 from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
 from rollverify.engine.engine import RolloutEngine
-from rollverify.engine.model_folder import ModelFolder, RoutingShape, read_model_folder
+from rollverify.engine.model_folder import (
+    ModelFolder,
+    RoutingShape,
+    check_expert_settings,
+    read_model_folder,
+)
 from rollverify.engine.start import start_engine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.errors import ConfigError
@@ -81,12 +86,12 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     # What the user can cure is found before anything large is loaded: a loss of one's own, too.
     objective = Objective(loss=config.loss, correction=config.correction, kl=config.kl)
     model = _model_folder(config)
-    _check_experts(config, model)
+    check_expert_settings(model, config.routing_replay.mode, config.parallelism.expert_parallel)
     reward = make_run_reward(config)
     prompts, encoded, test = load_inputs(config, model, reward)
     world = _join_world()
     check_world_size(config, world.size)
-    folder = _shared_folder(config, resumed, world)
+    folder = resumed or run_folder.create_together(config, world)
 
     policy = _policy_trainer(config, model, folder, is_resumed=resumed is not None)
     ranks = Ranks.of(policy.data_group)
@@ -104,40 +109,16 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     done = 0 if resumed is None else checkpoint.load_latest(config.training.steps)
     drop_what_may_not_resume(config, rollouts.rollouter, window, done)
 
-    recorder = Recorder(
-        folder=folder,
-        rank=world.rank,
-        world_size=world.size,
-        total_steps=config.training.steps,
-        tensorboard=config.metrics.tensorboard,
-        progress=True,
-        resume_step=done,
-    )
-    trainer = PolicyUpdate(
-        trainer=policy,
-        objective=objective,
-        credit=CreditRule(
-            settings=config.advantage,
-            max_response_tokens=config.rollout.max_response_tokens,
-            mask_truncated=config.loss.mask_truncated,
-        ),
-        training=config.training,
-        temperature=config.rollout.temperature,
-        reference=ReferencePolicy(policy) if config.kl.coefficient > 0.0 else None,
-        replay=config.routing_replay.mode,
-        routing=model.routing,
-        ranks=ranks,
-    )
     run = Run(
         config=config,
         folder=folder,
         rank=world.rank,
         policy=policy,
         rollouter=rollouts.rollouter,
-        trainer=trainer,
+        trainer=_policy_update(config, policy, objective, model.routing, ranks),
         weight_sync=_weight_sync(config, engine, policy, model.vocab_size),
         hooks=HookRegistry(),
-        recorder=recorder,
+        recorder=_recorder(config, folder, world, done),
         evaluation=evaluation,
         checkpointing=Checkpointing(
             save_step=checkpoint.save,
@@ -155,6 +136,44 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     )
     _register_hooks(run, rollouts, window, model, is_resumed=resumed is not None)
     return run
+
+
+def _recorder(config: Config, folder: Path, world: Ranks, done: int) -> Recorder:
+    return Recorder(
+        folder=folder,
+        rank=world.rank,
+        world_size=world.size,
+        total_steps=config.training.steps,
+        tensorboard=config.metrics.tensorboard,
+        progress=True,
+        resume_step=done,
+    )
+
+
+def _policy_update(
+    config: Config,
+    policy: PolicyTrainer,
+    objective: Objective,
+    routing: RoutingShape | None,
+    ranks: Ranks,
+) -> PolicyUpdate:
+    """The optimizer steps; with a reference model only where a KL term needs it."""
+    credit = CreditRule(
+        settings=config.advantage,
+        max_response_tokens=config.rollout.max_response_tokens,
+        mask_truncated=config.loss.mask_truncated,
+    )
+    return PolicyUpdate(
+        trainer=policy,
+        objective=objective,
+        credit=credit,
+        training=config.training,
+        temperature=config.rollout.temperature,
+        reference=ReferencePolicy(policy) if config.kl.coefficient > 0.0 else None,
+        replay=config.routing_replay.mode,
+        routing=routing,
+        ranks=ranks,
+    )
 
 
 def _register_hooks(
@@ -177,41 +196,29 @@ def _register_hooks(
     if is_verified or is_resumed:
         audit_log = AuditLog(run.folder, rank=run.rank, resume_step=done)
 
-    def scorer(routing: RoutingShape | None) -> TrajectoryScorer:
-        """Replays recorded experts if it is given their shape."""
-        return TrajectoryScorer(
-            trainer=policy,
-            micro_batch_tokens=config.training.micro_batch_tokens,
-            temperature=config.rollout.temperature,
-            ranks=ranks,
-            routing=routing,
-        )
-
-    of_unfinished = None
+    scorer = None
     if scores_unfinished(config):
-        of_unfinished = scorer(model.routing if replay != "off" else None)
+        scorer = _scorer(config, policy, ranks, model.routing if replay != "off" else None)
 
-    add(
-        HookPoint.AFTER_ROLLOUT,
-        "rollout_metrics",
-        RolloutMetrics(
-            rollouter=rollouter,
-            decode=model.decode,
-            log_text=run.recorder.log_text,
-            metrics=config.metrics,
-            epoch=lambda: rollouts.loader.last_batch_epoch,
-            ranks=ranks,
-            grading_counts=run.reward.take_counts,
-        ),
+    rollout_metrics = RolloutMetrics(
+        rollouter=rollouter,
+        decode=model.decode,
+        log_text=run.recorder.log_text,
+        metrics=config.metrics,
+        epoch=lambda: rollouts.loader.last_batch_epoch,
+        ranks=ranks,
+        grading_counts=run.reward.take_counts,
     )
+    add(HookPoint.AFTER_ROLLOUT, "rollout_metrics", rollout_metrics)
     slot_log = SlotLog(run.folder, rank=run.rank, resume_step=done)
     slot_trace = SlotTrace(rollouter=rollouter, slot_log=slot_log, ranks=ranks)
     add(HookPoint.AFTER_ROLLOUT, "slot_trace", slot_trace)
     if has_experts and measure_every:
-        native = NativeMismatch(scorer=scorer(None), every_steps=measure_every, ranks=ranks)
+        without_replay = _scorer(config, policy, ranks, None)
+        native = NativeMismatch(scorer=without_replay, every_steps=measure_every, ranks=ranks)
         add(HookPoint.AFTER_ROLLOUT, "native_mismatch", native)
-    if of_unfinished is not None and against == "anchor":
-        anchors = AnchorScoring(scorer=of_unfinished, records_routing=replay == "trainer")
+    if scorer is not None and against == "anchor":
+        anchors = AnchorScoring(scorer=scorer, records_routing=replay == "trainer")
         add(HookPoint.AFTER_ROLLOUT, "anchor_scoring", anchors)
 
     accounting = Accounting(rollouter=rollouter)
@@ -227,21 +234,8 @@ def _register_hooks(
         add(HookPoint.AFTER_TRAIN, "noise_floor", noise_floor)
 
     if is_partial:
-        verification = Verification(
-            score=OpsScoring(
-                scorer=of_unfinished,
-                against=against,
-                symmetric=config.verification.symmetric,
-                ranks=ranks,
-            ),
-            filter=TrajectoryFilter(
-                settings=config.filter, buffer=rollouts.buffer, ledger=rollouts.ledger, ranks=ranks
-            ),
-            settings=config.verification,
-            buffer=rollouts.buffer,
-            audit_log=audit_log if is_verified else None,
-            ranks=ranks,
-        )
+        log = audit_log if is_verified else None
+        verification = _verification(config, rollouts, scorer, log, ranks)
         add(HookPoint.BEFORE_WEIGHT_SYNC, "verification", verification)
         if config.switching.enable:
             switching = Switching(window=window, rollouter=rollouter)
@@ -251,6 +245,40 @@ def _register_hooks(
     add(HookPoint.AFTER_WEIGHT_SYNC, "throughput", Throughput(weight_sync=run.weight_sync))
     if run.evaluation is not None:
         add(HookPoint.AFTER_WEIGHT_SYNC, "evaluation", run.evaluation)
+
+
+def _scorer(
+    config: Config, policy: PolicyTrainer, ranks: Ranks, routing: RoutingShape | None
+) -> TrajectoryScorer:
+    """Replays recorded experts if it is given their shape."""
+    return TrajectoryScorer(
+        trainer=policy,
+        micro_batch_tokens=config.training.micro_batch_tokens,
+        temperature=config.rollout.temperature,
+        ranks=ranks,
+        routing=routing,
+    )
+
+
+def _verification(
+    config: Config,
+    rollouts: RankState,
+    scorer: TrajectoryScorer | None,
+    audit_log: AuditLog | None,
+    ranks: Ranks,
+) -> Verification:
+    against, symmetric = config.verification.against, config.verification.symmetric
+    buffer = rollouts.buffer
+    return Verification(
+        score=OpsScoring(scorer=scorer, against=against, symmetric=symmetric, ranks=ranks),
+        filter=TrajectoryFilter(
+            settings=config.filter, buffer=buffer, ledger=rollouts.ledger, ranks=ranks
+        ),
+        settings=config.verification,
+        buffer=buffer,
+        audit_log=audit_log,
+        ranks=ranks,
+    )
 
 
 def _rollouts(
@@ -432,38 +460,3 @@ def _model_folder(config: Config) -> ModelFolder:
             "same flags first (./run_train.sh does), or set model.path"
         )
     return read_model_folder(base_folder(config.prepare), max_tokens)
-
-
-def _check_experts(config: Config, model: ModelFolder) -> None:
-    """Refuse what a dense model lacks or the experts do not allow, before anything is started."""
-    mode, degree = config.routing_replay.mode, config.parallelism.expert_parallel
-    if model.routing is None:
-        for setting, is_set, cure in (
-            (f"routing_replay.mode = '{mode}'", mode != "off", "routing_replay.mode = 'off'"),
-            (f"parallelism.expert_parallel = {degree}", degree > 1, "it to 1"),
-        ):
-            if is_set:
-                raise ConfigError(
-                    f"{setting} needs a mixture-of-experts model, '{model.path}' is dense; set "
-                    f"{cure} or another model"
-                )
-    elif model.routing.num_experts % degree:
-        raise ConfigError(
-            f"parallelism.expert_parallel = {degree} must divide the {model.routing.num_experts} "
-            f"experts of '{model.path}'"
-        )
-
-
-def _shared_folder(config: Config, resumed: Path | None, world: Ranks) -> Path:
-    """Rank 0 makes the run folder (or its error) and the others learn of it. Collective."""
-    found: Path | ConfigError | None = resumed
-    if found is None and world.rank == 0:
-        try:
-            found = run_folder.create(config)
-        except ConfigError as error:
-            found = error
-    found = world.from_first(found)
-    if isinstance(found, ConfigError):
-        raise found
-    assert found is not None
-    return found

@@ -87,16 +87,9 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
     spec = model_spec_from_hf(settings.model_folder, chunk_mib=settings.logprob_chunk_mib)
     if utils.device_type == "cpu":
         use_cpu_modules(spec.model)
-    adamw = ParamGroupConfig(
-        pattern=".*",
-        optimizer_name="AdamW",
-        optimizer_kwargs={
-            "lr": settings.lr,
-            "weight_decay": settings.weight_decay,
-            "betas": settings.betas,
-            "eps": settings.eps,
-        },
-    )
+    names = ("lr", "weight_decay", "betas", "eps")
+    kwargs = {name: getattr(settings, name) for name in names}
+    adamw = ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs=kwargs)
     decay: dict[str, Any] = {"decay_type": settings.lr_decay}
     if settings.lr_decay == "constant":
         decay = {"decay_ratio": 0.0}

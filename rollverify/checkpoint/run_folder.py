@@ -3,12 +3,16 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollverify.config.dump import diff, to_json, to_toml
 from rollverify.config.load import LoadedConfig, load_config
 from rollverify.config.tables import Config
 from rollverify.errors import CheckpointError, ConfigError
 from rollverify.files import write_atomic
+
+if TYPE_CHECKING:  # the launcher reads folders without torch
+    from rollverify.ranks import Ranks
 
 CONFIG_TOML = "config.toml"
 LATEST = "latest"
@@ -64,6 +68,21 @@ def create(config: Config) -> Path:
                 f"({error.strerror}); choose another with --run.output-dir"
             ) from error
     raise ConfigError(f"100 runs are called {base}; choose another run.name")
+
+
+def create_together(config: Config, world: "Ranks") -> Path:
+    """Rank 0 makes the run folder (or its error) and the others learn of it. Collective."""
+    found: Path | ConfigError | None = None
+    if world.rank == 0:
+        try:
+            found = create(config)
+        except ConfigError as error:
+            found = error
+    found = world.from_first(found)
+    if isinstance(found, ConfigError):
+        raise found
+    assert found is not None
+    return found
 
 
 def changed_settings(folder: Path, config: Config) -> list[str]:

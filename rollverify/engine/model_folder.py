@@ -163,3 +163,22 @@ def _stop_token_id(
             f"model.path '{path}': eos_token_id {stop!r} is not below vocab_size = {vocab_size}"
         )
     return stop
+
+
+def check_expert_settings(model: ModelFolder, replay: str, expert_parallel: int) -> None:
+    """Refuse what a dense model lacks or the experts do not allow, before anything is started."""
+    if model.routing is None:
+        for setting, is_set, cure in (
+            (f"routing_replay.mode = '{replay}'", replay != "off", "routing_replay.mode = 'off'"),
+            (f"parallelism.expert_parallel = {expert_parallel}", expert_parallel > 1, "it to 1"),
+        ):
+            if is_set:
+                raise ConfigError(
+                    f"{setting} needs a mixture-of-experts model, '{model.path}' is dense; set "
+                    f"{cure} or another model"
+                )
+    elif model.routing.num_experts % expert_parallel:
+        raise ConfigError(
+            f"parallelism.expert_parallel = {expert_parallel} must divide the "
+            f"{model.routing.num_experts} experts of '{model.path}'"
+        )

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rollverify.config.tables import EvaluationConfig
 from rollverify.evaluation.evaluator import Evaluator
 from rollverify.evaluation.records import ProblemRecord
 from rollverify.evaluation.summary import summarize
@@ -29,7 +30,8 @@ class Evaluation:
 
     def __call__(self, state: StepState) -> None:
         """Evaluate when it is due. Collective over the world."""
-        every_steps = self.evaluator.settings.every_steps
+        evaluation: EvaluationConfig = self.evaluator.settings
+        every_steps = evaluation.every_steps
         if (every_steps and state.step % every_steps == 0) or state.step == self.last_step:
             state.metrics |= self.run(state.step)
 
