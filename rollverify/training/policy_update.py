@@ -84,16 +84,14 @@ class PolicyUpdate:
     replay: ReplayMode = "off"
     routing: RoutingShape | None = None  # None for a dense model
     ranks: Ranks
-    trained: Trained = field(
-        init=False, default=Trained([], torch.zeros(0))
-    )  # of the last iteration
+    trained: Trained = field(init=False, default=Trained([], torch.zeros(0)))
 
     def train_step(self, finished: list[TensorDict], policy_version: int) -> dict[str, float]:
-        """One iteration's optimizer steps (RollVerify Section 4.1); metrics, same on all ranks. Collective.
+        """Take one iteration's optimizer steps (RollVerify Section 4.1); gives metrics. Collective.
 
-        `finished` are this rank's, groups whole; of several steps metrics are means, but the last
-        learning rate. ValueError if a trained token's log-prob is not finite, FloatingPointError if
-        the gradient norm is not.
+        `finished` are this rank's, groups whole; metrics are the same on every rank, means over the
+        steps but the last learning rate. ValueError if a trained token's log-prob is not finite,
+        FloatingPointError if the gradient norm is not.
         """
         minibatches = self._scored(self._minibatches(finished, policy_version))
         sums = StepSums()
