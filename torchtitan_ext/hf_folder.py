@@ -1,8 +1,4 @@
-"""Writes a model as a Hugging Face folder that transformers and vLLM load.
-
-Weights are streamed into safetensors shards of bounded size; the folder appears under its name only
-when it is complete.
-"""
+"""Writes a model as a Hugging Face folder that transformers and vLLM load."""
 
 import json
 import os
@@ -37,16 +33,10 @@ def write_hf_folder(
     is_writer: bool,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write weights, and config and tokenizer files of the model they came from.
+    """Write weights, and config and tokenizer files of `source`; replaces `folder` in one rename.
 
-    Collective where `parameters` gathers over ranks.
-
-    Args:
-        folder: an existing one is replaced at the end, in one rename; an error leaves it alone.
-        parameters: (Hugging Face name, full tensor); exhausted on every rank.
-        source: folder whose config and tokenizer files are copied.
-        is_writer: True on one rank; the others only take part in gathering.
-        shard_bytes: largest safetensors file.
+    `is_writer` is True on one rank; all exhaust `parameters`, (Hugging Face name, full tensor).
+    Collective where those are gathered.
     """
     if not is_writer:
         for _ in parameters:
@@ -105,11 +95,7 @@ def _shards(
 
 
 def write_random_hf_folder(folder: str | Path, config: dict, *, seed: int) -> None:
-    """Write `config.json` and weights drawn at random from `seed` into a folder that may be new.
-
-    Raises:
-        ModelFolderError: if the config is not supported.
-    """
+    """Write `config.json` and random weights; ModelFolderError if it is not supported."""
     from torchtitan_ext.models.specs import model_spec_from_hf
 
     target = Path(folder)

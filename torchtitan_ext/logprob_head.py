@@ -1,10 +1,8 @@
 """Per-token log-probs and entropy from hidden states without ever holding [T, V] logits.
 
-Dimension letters: T tokens, C tokens of one chunk, D model width, V vocabulary.
-
-The output projection, the temperature and the log-softmax run over chunks of tokens, in the forward
-and again in the backward pass, so peak memory grows with the chunk and not with T. Logits are made
-in the weights' type and turned into float32 before any exponential.
+Dimensions: T tokens, C tokens of one chunk, D model width, V vocabulary. Chunks run in the forward
+and again in the backward pass, so peak memory grows with C. Logits are in the weights' type,
+float32 before any exponential.
 """
 
 from dataclasses import dataclass
@@ -94,20 +92,10 @@ def chunked_logprobs(
     chunk: int,
     with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target token and entropy of the distribution it was drawn from.
+    """Log-prob of each target and entropy, [T] float32 nats each, or [0]; both with gradient.
 
-    Differentiable in `hidden` and `weight`, through the log-probs and through the entropy.
-
-    Args:
-        hidden: [T, D] float; last hidden states, after the final norm.
-        weight: [V, D] float; output projection.
-        targets: [T] int64 in [0, V); the token whose log-prob is wanted.
-        temperature: > 0; logits are divided by it, as in the rollout engine.
-        chunk: tokens per chunk, >= 1.
-        with_entropy: whether the entropy is wanted, which costs as much as the log-probs.
-
-    Returns:
-        (log-probs [T] float32 nats, <= 0; entropy [T] float32 nats, >= 0, or [0] if not wanted).
+    `hidden` is [T, D] after the final norm, `weight` [V, D], `targets` [T] int64. Logits are
+    divided by `temperature`, > 0. The entropy costs as much as the log-probs.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be > 0, got {temperature}")
@@ -117,16 +105,14 @@ def chunked_logprobs(
 class LogprobHead(Linear):
     """The output projection of a policy model: hidden states and targets in, log-probs out.
 
-    Holds the same parameter under the same name as the `Linear` it stands for, so checkpoints and
-    Hugging Face names do not change.
+    The parameter keeps `Linear`'s name, so checkpoints and Hugging Face names do not change.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
         """The settings of `Linear` and the size of a chunk."""
 
-        chunk_mib: int = 64
-        """MiB that one [C, V] float32 tensor may take; several live at a time."""
+        chunk_mib: int = 64  # of one [C, V] float32 tensor; several live at a time
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -135,14 +121,7 @@ class LogprobHead(Linear):
     def forward(
         self, input: Tensor, targets: Tensor, temperature: float = 1.0, with_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs [T] and entropy [T], or [0], in float32 nats; see `chunked_logprobs`.
-
-        Args:
-            input: [1, T, D] hidden states.
-            targets: [1, T] int64.
-            temperature: > 0.
-            with_entropy: whether the entropy is wanted.
-        """
+        """`chunked_logprobs` of hidden states [1, T, D] and targets [1, T] int64."""
         weight = self.weight
         if isinstance(weight, DTensor):  # sharded over tensor parallel ranks: gather, with gradient
             weight = weight.full_tensor()

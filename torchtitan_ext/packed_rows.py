@@ -34,18 +34,11 @@ class Row(Protocol):
 class PackedRow:
     """One forward pass.
 
-    Example: documents [5, 6, 7] and [8, 9], scored from their second token on, give
-    tokens [5, 6, 8], positions [0, 1, 0], targets [6, 7, 9].
+    Documents [5, 6, 7] and [8, 9], scored from their second token on, give tokens [5, 6, 8],
+    positions [0, 1, 0], targets [6, 7, 9].
     """
 
-    tokens: Tensor
-    """[T] int64; each document without its last token."""
-
-    positions: Tensor
-    """[T] int64; restarts at 0 at each document."""
-
-    targets: Tensor
-    """[T] int64; the token that follows."""
-
-    routed_experts: Tensor | None = None
-    """[T, L, K] expert ids to replay, for all L layers; None is the routers' own choice."""
+    tokens: Tensor  # [T] int64; each document without its last token
+    positions: Tensor  # [T] int64; restarts at 0 at each document
+    targets: Tensor  # [T] int64; the token that follows
+    routed_experts: Tensor | None = None  # [T, L, K] ids to replay; None: the routers' own choice

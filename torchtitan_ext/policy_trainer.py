@@ -1,8 +1,5 @@
 """A torchtitan `Trainer` that takes packed rows and a per-token loss instead of a data loader.
 
-Parallelism, optimizer, schedule, checkpoints and metrics processor are torchtitan's. What differs:
-one optimizer step is driven from outside (`forward_backward`, `optimizer_step`), a scoring pass
-without gradient (`score`), and weights come out under Hugging Face names (`hf_parameters`).
 Gradients are summed over ranks, not averaged, so a loss must be divided by global counts.
 """
 
@@ -104,16 +101,10 @@ class PolicyTrainer(Trainer):
     def forward_backward(
         self, rows: Sequence[Row], token_loss: TokenLoss, *, temperature: float = 1.0
     ) -> Tensor:
-        """Run forward and backward over the rows; gradients add up until `optimizer_step`.
+        """This rank's share of the loss, scalar float32; gradients add up until `optimizer_step`.
 
-        Tokens of rows with routing go to its experts. Every data rank must pass the same number of
-        rows. Collective: FSDP gathers and reduces per row.
-
-        Returns:
-            Scalar float32: this rank's share of the loss, summed over rows.
-
-        Raises:
-            RoutingReplayError: if the routing of a row does not fit it or the model.
+        Collective: every data rank must pass the same number of rows. RoutingReplayError if the
+        routing of a row does not fit it or the model.
         """
         total = torch.zeros((), device=self.device)
         for index, row in enumerate(rows):
@@ -127,15 +118,10 @@ class PolicyTrainer(Trainer):
         return total
 
     def optimizer_step(self, *, is_last: bool = True) -> tuple[float, float]:
-        """Clip gradients, step optimizer and schedule, clear gradients. Collective.
+        """Step; gives the gradient norm before clipping and the learning rate used. Collective.
 
-        Schedule and step count move on with the last step of an iteration only.
-
-        Returns:
-            (gradient norm before clipping, learning rate used).
-
-        Raises:
-            FloatingPointError: if the gradient norm is not finite; parameters are left alone.
+        Schedule and step count move on with the last step of an iteration only. FloatingPointError
+        if the norm is not finite; parameters are left alone.
         """
         learning_rate = next(iter(self.lr_schedulers.get_metrics().values()))
         grad_norm = dist_utils.clip_grad_norm_(
@@ -160,15 +146,10 @@ class PolicyTrainer(Trainer):
         return grad_norm, learning_rate
 
     def score(self, rows: Sequence[Row], *, temperature: float = 1.0) -> list[Tensor]:
-        """Log-probs of the rows' targets under the current weights, their routing replayed.
+        """Log-probs of the rows' targets, [T] float32 nats on the CPU per row, routing replayed.
 
-        Every data rank must pass the same number of rows. Collective.
-
-        Returns:
-            One [T] float32 tensor of nats per row, on the CPU.
-
-        Raises:
-            RoutingReplayError: if the routing of a row does not fit it or the model.
+        Collective: every data rank must pass the same number of rows. RoutingReplayError as in
+        `forward_backward`.
         """
         has_routing = any(row.routed_experts is not None for row in rows)
         if has_routing or len(rows) < 2 or self.rows_at_once < 2:
@@ -181,8 +162,7 @@ class PolicyTrainer(Trainer):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """`score`, and [T, L, K] int16 experts that the routers choose by themselves, per row.
 
-        On the CPU, for a later replay; 0 in layers without a router. RoutingReplayError also for a
-        model without routers.
+        On the CPU; 0 in layers without a router. RoutingReplayError for a dense model.
         """
         return self._scored(rows, temperature, watched=True)
 
@@ -209,15 +189,10 @@ class PolicyTrainer(Trainer):
 
     @torch.no_grad()
     def hf_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights one by one under Hugging Face names, gathered from the shards. Collective.
+        """(Hugging Face name, full tensor on this rank's device), without tied ones. Collective.
 
-        Only the tensor handed out last is held in full, so peak extra memory is one parameter;
-        for experts, which torchtitan keeps stacked, one weight of all experts of a layer. Every
-        rank must exhaust the iterator.
-
-        Yields:
-            (name, full tensor on this rank's device). Tied output weights are not repeated; every
-            rank gets every expert, whichever rank computes it.
+        Every rank must exhaust it. Extra memory is one parameter; of stacked experts, one weight of
+        all experts of a layer.
         """
         spec = self.config.model_spec
         assert spec is not None and spec.state_dict_adapter is not None

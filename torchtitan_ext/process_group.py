@@ -20,11 +20,7 @@ def _keep_gloo_on_loopback() -> None:
 
 
 def init_process_group(timeout_s: float) -> tuple[int, int]:
-    """Join the default process group; a single process needs no address and no port. Collective.
-
-    Returns:
-        (rank, world size).
-    """
+    """Join the default group, without an address if alone: (rank, world size). Collective."""
     # torchtitan needs the whole backward pass on one thread (its own set-up does the same).
     torch.autograd.set_multithreading_enabled(False)
     if not dist.is_initialized():

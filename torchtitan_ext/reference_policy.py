@@ -1,8 +1,7 @@
 """The model the run started from, for a KL term: its weights wait on the CPU between passes.
 
-There is no second model: for a scoring pass the reference's shards are copied into the policy's
-parameters and the policy's own copied back afterwards, bit for bit. That costs two copies of this
-rank's shards in memory and a few copies of time, and nothing at all where no reference is made.
+For a scoring pass its shards are copied into the policy's parameters and those copied back
+afterwards: two copies of this rank's shards in memory.
 """
 
 from collections.abc import Sequence

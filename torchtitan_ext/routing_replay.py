@@ -1,9 +1,7 @@
 """Replays recorded expert ids in a mixture-of-experts model, and counts what the routers would do.
 
-Only the selection is replayed: weights over the replayed experts come from the router's current
-scores, so the gate keeps its gradient.
-
-Dimension letters: T tokens of a row, L layers, K experts per token, E experts.
+Weights come from the router's current scores, so the gate keeps its gradient. Dimensions: T tokens
+of a row, L layers, K experts per token, E experts.
 """
 
 from collections.abc import Iterator
@@ -42,14 +40,9 @@ class ReplayRouter(TokenChoiceTopKRouter):
     def forward(
         self, x_BLD: Tensor, expert_bias_E: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights and experts of each token; with ids, g_k = s_k / sum of s over the replayed ids.
+        """Weights [1, T, K] float32, ids [1, T, K], scores [1, T, E] of x, [1, T, D].
 
-        Args:
-            x_BLD: [1, T, D] float.
-            expert_bias_E: [E] float32, added for the router's own choice only; or None.
-
-        Returns:
-            (weights [1, T, K] float32, ids [1, T, K] int64, scores [1, T, E] float32).
+        With ids, g_k = s_k / sum of s over the replayed ids; the bias moves the own choice only.
         """
         # The same operations with and without ids: recomputation in backward repeats them too.
         weights_BLK, own_ids_BLK, scores_BLE = super().forward(x_BLD, expert_bias_E)
@@ -73,14 +66,9 @@ class RoutingStats:
 
     num_tokens: int
 
-    layers: tuple[int, ...]
-    """Absolute indices of the layers with a router, in order; L of them."""
-
-    changed_L: Tensor
-    """[L] int64 tokens whose own set of experts differs from the replayed one."""
-
-    load_LE: Tensor
-    """[L, E] int64 tokens each expert was really given; each row adds up to K * num_tokens."""
+    layers: tuple[int, ...]  # absolute indices of the L layers with a router
+    changed_L: Tensor  # int64 tokens whose own set of experts is not the replayed one
+    load_LE: Tensor  # int64 tokens given to each expert; a row adds up to K * num_tokens
 
 
 class RoutingReplay:
@@ -109,16 +97,10 @@ class RoutingReplay:
 
     @contextmanager
     def replayed(self, ids: Tensor | None, num_tokens: int, *, watched: bool) -> Iterator[None]:
-        """Inside, tokens go to these experts; the backward pass belongs inside as well.
+        """Inside, tokens go to these experts, [T, num_layers, K] ids; so does the backward pass.
 
-        Args:
-            ids: [T, num_layers, K] integers on the CPU; what stands in layers without a router is
-                not read. None leaves the choice to the routers.
-            num_tokens: T of the forward pass.
-            watched: keep the routers' own choice for `count` or `own_choice`.
-
-        Raises:
-            RoutingReplayError: if the ids do not fit the row or the model.
+        Layers without a router are not read; None is the routers' choice. `watched` keeps their own
+        choice for `count` or `own_choice`. RoutingReplayError if ids do not fit row or model.
         """
         if ids is not None:
             ids_LTK = self._checked(ids, num_tokens).to(self._device).long()
@@ -133,10 +115,7 @@ class RoutingReplay:
                 router.replayed_ids = None
 
     def own_choice(self) -> Tensor:
-        """What the routers would have chosen in the forward pass of this `replayed(...)`.
-
-        [T, num_layers, K] int16 on the CPU; 0 in layers without a router.
-        """
+        """The routers' own choice, [T, num_layers, K] int16 on the CPU; 0 without a router."""
         if not self.routers:
             raise RoutingReplayError(f"no routing to record: {_NO_ROUTERS}")
         own = {layer: _own_ids(router).short() for layer, router in self.routers.items()}
@@ -145,10 +124,7 @@ class RoutingReplay:
 
     @torch.no_grad()
     def count(self) -> None:
-        """Add the forward pass of this `replayed(...)` to the stats; call it before the backward.
-
-        Recomputation in the backward pass is not counted a second time.
-        """
+        """Add this `replayed(...)` forward pass to the stats; call it before the backward."""
         for index, router in enumerate(self.routers.values()):
             own_TK = _own_ids(router)
             used_TK = own_TK

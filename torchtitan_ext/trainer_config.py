@@ -31,21 +31,11 @@ _ACTIVATION_CHECKPOINT = {"none": None, "selective": SelectiveAC, "full": FullAC
 class TrainerSettings:
     """What a policy trainer needs to know."""
 
-    model_folder: str
-    """Hugging Face folder with config.json and safetensors."""
-
-    run_folder: str
-    """Checkpoints go below it."""
-
-    load_weights: bool = True
-    """False starts from random weights."""
-
-    steps: int
-    """Optimizer steps of the whole run, for the schedule."""
-
-    max_sequence_tokens: int
-    """Longest prompt plus response."""
-
+    model_folder: str  # Hugging Face folder with config.json and safetensors
+    run_folder: str  # checkpoints go below it
+    load_weights: bool = True  # False starts from random weights
+    steps: int  # optimizer steps of the whole run, for the schedule
+    max_sequence_tokens: int  # longest prompt plus response
     lr: float
     weight_decay: float = 0.0
     betas: tuple[float, float]
@@ -53,9 +43,7 @@ class TrainerSettings:
     warmup_steps: int = 0
     lr_decay: Literal["constant", "linear", "cosine"] = "constant"
     max_grad_norm: float = 1.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of computation; parameters and reductions stay float32."""
-
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of computation; parameters stay float32
     logprob_chunk_mib: int = 64
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     seed: int = 0
@@ -63,17 +51,13 @@ class TrainerSettings:
     data_parallel_shard: int = -1
     tensor_parallel: int = 1
     expert_parallel: int = 1
-    collective_timeout_s: int = 600
-    """A rank that waits longer for the others fails."""
+    collective_timeout_s: int = 600  # a rank that waits longer for the others fails
 
 
 def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
     """Build the sharded trainer, at step 0; its checkpointer reads the weights. Collective.
 
-    Raises:
-        ModelFolderError: if the folder does not hold a supported model.
-        ValueError: if tensor and expert parallelism are combined; from torchtitan, if the parallel
-            degrees do not fit the world.
+    ModelFolderError for a folder without a supported model, ValueError for degrees that do not fit.
     """
     if settings.tensor_parallel > 1 and settings.expert_parallel > 1:
         raise ValueError(

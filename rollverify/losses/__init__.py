@@ -1,8 +1,4 @@
-"""The policy losses: each takes `LossInputs` and its own table of the config.
-
-It gives the token loss [T] and per-token diagnostics. Which correction multiplies it and how it is
-averaged are other settings.
-"""
+"""The policy losses: `LossInputs` and a table of the config in, token loss [T] and flags out."""
 
 from collections.abc import Callable
 from typing import Any

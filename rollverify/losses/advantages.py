@@ -1,7 +1,4 @@
-"""Group-relative advantages: a response is judged against the other responses to its prompt.
-
-Dimensions: B trajectories, G groups.
-"""
+"""Group-relative advantages; B trajectories, G groups."""
 
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -25,25 +22,12 @@ def group_advantages(
     std: StdKind = "unbiased",
     baseline: Baseline = "group_mean",
 ) -> Tensor:
-    """Advantage of each trajectory within its group, (R - mean) / (std + 1e-6), [B] float32.
+    """Advantage within the group, (R - mean) / (std + 1e-6), [B] float32; DAPO Eq. 4 and 9.
 
-    A group whose rewards are all equal, and so every group of one, gives exactly 0: the test is
-    on the rewards themselves, not on a rounded deviation. Groups may lie in any order.
-
-    Args:
-        rewards: [B] floating point; one reward per trajectory.
-        group_ids: [B] integer; equal for the trajectories of one prompt.
-        std: "unbiased" divides by the sample deviation (n - 1), "population" by the deviation
-            over n, "none" only centres the rewards.
-        baseline: "group_mean" subtracts the mean of the whole group, "leave_one_out" that of the
-            others, which is n / (n - 1) times as far from the reward; it takes std "none".
-
-    Raises:
-        ValueError: if a reward is not finite.
-
-    Source:
-        DAPO Eq. 4 and 9 for the form; the papers leave n or n - 1 open. "none" is the Dr. GRPO
-        advantage. leave_one_out: RLOO (arXiv 2402.14740).
+    `group_ids`, [B] integer, may lie in any order. Groups with equal `rewards`, [B], give exactly
+    0. std "unbiased" divides by n - 1, "population" by n, "none" only centres (Dr. GRPO). baseline
+    "leave_one_out" takes the mean of the others (RLOO, arXiv 2402.14740), with std "none".
+    ValueError if a reward is not finite.
     """
     finite_B = rewards.isfinite()
     if not bool(finite_B.all()):
@@ -69,41 +53,23 @@ def group_advantages(
 
 
 def count_zero_signal_groups(rewards: Tensor, group_ids: Tensor) -> int:
-    """Number of groups whose rewards are all equal: they teach nothing. A group of one counts.
-
-    `rewards` is [B] floating point, `group_ids` [B] integer. Synchronizes with the device. DAPO's
-    dynamic sampling (Section 3.2) would replace them.
-    """
+    """Groups whose `rewards`, [B], are all equal; a group of one counts. Synchronizes."""
     group_B, sizes_G = _group_index(group_ids)
     has_signal_G = _has_signal(rewards.to(torch.float64), group_B, len(sizes_G))
     return int((~has_signal_G).sum().item())
 
 
 def has_signal(rewards: Tensor) -> bool:
-    """Whether the responses to one prompt teach anything: not all `rewards`, [n], are equal.
-
-    What dynamic sampling keeps (DAPO Section 3.2); with rewards 0 and 1 it is 0 < number of right
-    answers < n.
-    """
+    """Whether not all `rewards`, [n], of one prompt are equal (DAPO Section 3.2)."""
     return len(rewards) > 1 and bool((rewards != rewards[0]).any())
 
 
 def overlong_penalty(
     response_tokens: Tensor, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0
 ) -> Tensor:
-    """Soft penalty for long responses: 0 up to max - buffer, then falling to -factor at max.
+    """DAPO Eq. 13: 0 up to max - buffer, then falling to -factor at max; [B] float32.
 
-    [B] float32, in units of the reward; to be added to the rewards before they become advantages.
     For example, max 20480, buffer 4096: 16384 gives 0, 17408 -0.25, 18432 -0.5, 20480 -1.
-
-    Args:
-        response_tokens: [B] integer; length of each response.
-        max_tokens: longest response allowed.
-        buffer_tokens: length over which the penalty grows, in (0, max_tokens].
-        factor: penalty at max_tokens and beyond.
-
-    Source:
-        DAPO Eq. 13.
     """
     excess_B = (response_tokens - (max_tokens - buffer_tokens)).to(torch.float32) / buffer_tokens
     return -factor * excess_B.clamp(0.0, 1.0)
@@ -134,17 +100,10 @@ class CreditRule:
 
     settings: AdvantageConfig = field(default_factory=AdvantageConfig)
     max_response_tokens: int
-    """Longest response allowed."""
-
-    mask_truncated: bool = False
-    """Whether responses cut at the length limit are left out of the loss."""
+    mask_truncated: bool = False  # leave responses cut at the length limit out of the loss
 
     def advantages(self, finished: list[TensorDict]) -> Tensor:
-        """Advantage of each trajectory, [B] float32; groups are whole.
-
-        Raises:
-            ValueError: if a reward is not finite.
-        """
+        """Advantage of each trajectory, [B] float32; groups are whole."""
         if not finished:
             return torch.zeros(0)
         rewards, settings = stacked(finished, "reward"), self.settings
@@ -160,10 +119,7 @@ class CreditRule:
         return group_advantages(rewards, group_ids, settings.std, settings.baseline)
 
     def trained(self, finished: list[TensorDict]) -> list[TensorDict]:
-        """The trajectories with the loss masks they are trained with; the given ones are left.
-
-        Those that are left out are copies whose loss mask is False.
-        """
+        """The trajectories; those left out are copies whose loss mask is False."""
         if not self.mask_truncated:
             return finished
         return [

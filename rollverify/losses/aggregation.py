@@ -1,10 +1,7 @@
 """How token losses become one number: a weight per token, from counts of the whole batch.
 
-The batch loss is the plain sum of
-token_loss * weight over every micro-batch and every rank, so any split gives the same gradient,
-provided that gradients are summed over micro-batches and ranks, never averaged.
-
-Dimensions: B trajectories, T tokens of one packed row.
+The batch loss is the sum of token_loss * weight, so any split into rows and ranks gives the same
+gradient, provided that gradients are summed, never averaged. T tokens of one packed row.
 """
 
 from dataclasses import dataclass
@@ -19,12 +16,8 @@ AggregationMode = Literal["token_mean", "sequence_mean", "constant_length"]
 class BatchCounts(NamedTuple):
     """What a batch holds, over all micro-batches and, once summed, over all ranks."""
 
-    num_tokens: int
-    """Tokens inside the loss mask."""
-
-    num_sequences: int
-    """Trajectories with at least one token inside the loss mask: one without adds nothing to the
-    loss, so it does not dilute the mean either."""
+    num_tokens: int  # inside the loss mask
+    num_sequences: int  # with at least one token inside the loss mask
 
 
 def count_batch(loss_tokens: Tensor) -> BatchCounts:
@@ -37,36 +30,24 @@ def count_batch(loss_tokens: Tensor) -> BatchCounts:
 
 @dataclass(kw_only=True, frozen=True, slots=True)
 class Normalizer:
-    """Turns token losses into their share of the batch loss.
+    """Weights of one optimizer step; `counts` are global.
 
-    Made once per optimizer step from global counts and used for each of its micro-batches.
-
-    Example: answers of 1 and 3 tokens with losses [1] and [4, 4, 4]. "token_mean" weighs each
-    token 1/4: 3.25. "sequence_mean" weighs 1/2, 1/6, 1/6, 1/6: 2.5. "constant_length" with
-    length 3 weighs each 1/6: 13/6.
+    Answers of 1 and 3 tokens with losses [1] and [4, 4, 4]: "token_mean" weighs each token 1/4:
+    3.25; "sequence_mean" 1/2, 1/6, 1/6, 1/6: 2.5; "constant_length" with length 3 each 1/6: 13/6.
     """
 
     mode: AggregationMode
-    """token_mean: 1 / tokens (DAPO Section 3.3). sequence_mean: 1 / (own tokens * sequences)
-    (GRPO). constant_length: 1 / (length * sequences) (Dr. GRPO)."""
+    """Weight of a token inside the mask.
+
+    token_mean: 1 / tokens (DAPO Section 3.3). sequence_mean: 1 / (own tokens * sequences) (GRPO).
+    constant_length: 1 / (length * sequences) (Dr. GRPO).
+    """
 
     counts: BatchCounts
-    """Global counts of the optimizer step."""
-
-    constant_length: int
-    """Tokens; the divisor of constant_length, usually the longest response allowed."""
+    constant_length: int  # tokens; usually the longest response allowed
 
     def token_weights(self, loss_mask: Tensor, sequence_ids: Tensor) -> Tensor:
-        """Weight of each token of a packed row in the batch loss, [T] float32, 0 outside the mask.
-
-        token_loss * weight, summed over the whole batch, is the loss. A batch without any loss
-        token gives weights 0, not NaN.
-
-        Args:
-            loss_mask: [T] bool.
-            sequence_ids: [T] integer; equal for the tokens of one trajectory, any numbers. A
-                trajectory lies in one row as a whole, because its own length is counted here.
-        """
+        """Weight of each token in the batch loss, [T] float32, 0 outside the mask, never NaN."""
         inside_T = loss_mask.to(torch.float32)
         if self.mode == "token_mean":
             return inside_T / max(self.counts.num_tokens, 1)

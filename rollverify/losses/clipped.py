@@ -1,7 +1,4 @@
-"""Losses with PPO's clipped surrogate: GRPO, Dr. GRPO and decoupled PPO.
-
-Dimensions: T tokens of one packed row.
-"""
+"""Losses with PPO's clipped surrogate; T tokens of one packed row."""
 
 import torch
 from torch import Tensor
@@ -18,46 +15,23 @@ from rollverify.losses.inputs import (
 
 
 def grpo(inputs: LossInputs, settings: Grpo) -> tuple[Tensor, Diagnostics]:
-    """GRPO with separate clip distances, -min(r A, clip(r, 1 - low, 1 + high) A).
+    """GRPO (arXiv 2402.03300): -min(r A, clip(r, 1 - low, 1 + high) A), r = policy / denominator.
 
-    r = policy / denominator. Where the clip is active the loss is constant, so its gradient is 0.
-    The dual clip bounds the loss of a token with A < 0 by -A dual_clip, which the surrogate leaves
-    unbounded where the policy has raised it. With one optimizer step per batch and the denominator
-    "anchor_now" the ratio is 1 and nothing is ever clipped.
-
-    Source:
-        GRPO (DeepSeekMath, arXiv 2402.03300), 0.2 / 0.2; separate bounds from DAPO Section 3.1, 0.2
-        / 0.28; the defaults are RollVerify's, Section 5.1. Dual clip: Ye et al. 2020 (arXiv
-        1912.09729), off in the papers above; code bases default to 3 and set 10 in DAPO's script.
+    Separate bounds: DAPO Section 3.1. The dual clip (arXiv 1912.09729) bounds the loss by -A
+    dual_clip where A < 0.
     """
     return _clipped(inputs, settings.clip_low, settings.clip_high, settings.dual_clip)
 
 
 def dr_grpo(inputs: LossInputs, settings: DrGrpo) -> tuple[Tensor, Diagnostics]:
-    """The token loss of Dr. GRPO, which is GRPO's.
-
-    What makes it Dr. GRPO are advantages that are only centred and the aggregation
-    "constant_length"; the config asks for both. The constant differs between code bases: the
-    authors' is the longest response allowed (ours too), others take the padded width of the batch.
-
-    Source:
-        Dr. GRPO (arXiv 2503.20783) and its authors' code.
-    """
+    """Dr. GRPO (arXiv 2503.20783): GRPO's token loss; advantages and aggregation differ."""
     return _clipped(inputs, settings.clip_low, settings.clip_high)
 
 
 def decoupled_ppo(inputs: LossInputs, settings: DecoupledPpo) -> tuple[Tensor, Diagnostics]:
-    """Decoupled PPO: the clip is around a proximal policy, a weight leads there from the behavior.
+    """Decoupled PPO (AReaL, arXiv 2505.24298): -w min(r A, clip(r) A), w = denominator / behavior.
 
-    -w min(r A, clip(r) A) with r = policy / denominator, w = denominator / behavior, detached. The
-    same three policies as `grpo` with a truncated correction; what differs is what becomes of
-    weights above the cap. So it takes no correction beside its own weight, and no denominator
-    "behavior", which would make w 1. The loss is divided by all tokens, dropped ones included.
-
-    Source:
-        AReaL (arXiv 2505.24298), after Hilton et al. 2021 (arXiv 2110.00641). The paper has no cap;
-        AReaL's code drops tokens above 5, other code bases clamp (then it is truncated importance
-        sampling): hence the switch.
+    w is detached. Tokens above the cap are dropped, as in AReaL's code, or clamped.
     """
     loss_T, flags = _clipped(inputs, settings.clip_low, settings.clip_high)
     denominator_T, behavior_T = inputs.denominator_logprobs, inputs.behavior_logprobs
@@ -80,13 +54,9 @@ def _clipped(
 def clip_surrogate(
     inputs: LossInputs, ratio: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0
 ) -> tuple[Tensor, Diagnostics]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), [T], whatever the ratio, [T] > 0, is one of.
+    """PPO Eq. 7, -min(r A, clip(r, 1 - low, 1 + high) A), [T], of any `ratio`, [T] > 0.
 
-    Flags: is_clipped_low (A < 0 and r < 1 - low), is_clipped_high (A > 0 and r > 1 + high, or the
-    dual clip acts; 0 turns it off).
-
-    Source:
-        PPO (arXiv 1707.06347) Eq. 7.
+    Flags: is_clipped_low (A < 0, r < 1 - low), is_clipped_high (A > 0, r > 1 + high, or dual clip).
     """
     advantages_T = masked_advantages(inputs)
     is_low_T = (advantages_T < 0) & (ratio < 1.0 - clip_low)

@@ -1,10 +1,8 @@
 """Importance weights and masks between the policy that sampled a token and the trainer.
 
-They stack with any loss: the token loss is multiplied by the weight. A mask is a weight of 0; it
-does not change the number of tokens or trajectories the loss is divided by. They are about rho, the
-policy that the loss starts from / behavior, and take no gradient.
-
-Dimensions: T tokens of one packed row; S trajectories.
+The token loss is multiplied by the weight; a mask is a weight of 0 and leaves the counts the loss
+is divided by. rho = the policy that the loss starts from / behavior, without gradient. T tokens, S
+trajectories.
 """
 
 from collections.abc import Callable
@@ -36,25 +34,15 @@ from rollverify.losses.inputs import (
 class Correction:
     """What a correction makes of a row; all [T], detached."""
 
-    weights: Tensor
-    """The log-probs' dtype, >= 0; anything finite outside the mask."""
-
-    is_truncated: Tensor
-    """bool; the weight was cut to the threshold."""
-
-    is_masked: Tensor
-    """bool; the weight is 0 because the token or its trajectory is dropped."""
+    weights: Tensor  # >= 0; anything finite outside the mask
+    is_truncated: Tensor  # bool; the weight was cut to the threshold
+    is_masked: Tensor  # bool; the token or its trajectory is dropped
 
 
 def truncated(inputs: LossInputs, settings: Truncated) -> Correction:
-    """Weight min(rho, threshold): large ratios are cut, not dropped.
+    """Truncated importance sampling (Liu, Yao et al. 2025): min(rho, threshold).
 
-    Of the token, or the product over the trajectory, the same for all its tokens; the sum of logs
-    is used, not the mean, and clamped to +-20 nats.
-
-    Source:
-        Truncated importance sampling (Liu, Yao et al. 2025), 2; RollVerify Section 5.1 has the same
-        value at token level. TRL's default is a sequence mask at 3 instead.
+    rho is of the token or the product over the trajectory, log rho clamped to +-20 nats.
     """
     return _capped(_ratio(inputs, settings.level), settings.threshold)
 
@@ -65,55 +53,29 @@ def measured(inputs: LossInputs, settings: NoCorrection) -> Correction:
 
 
 def masked(inputs: LossInputs, settings: Masked) -> Correction:
-    """Weight rho, of token or trajectory, inside [low, high], 0 outside: rejection.
-
-    Source:
-        Masked importance sampling (Liu, Li et al. 2025). Bands differ: slime [1/u, u], TRL [0, 3]
-        with 0.5 and 2 in its example, which are our defaults. The number of tokens that the loss is
-        divided by stays (slime, TRL); verl's rejection shrinks it.
-    """
+    """Masked importance sampling (Liu, Li et al. 2025): rho inside [low, high], 0 outside."""
     return _banded(_ratio(inputs, settings.level), settings.low, settings.high)
 
 
 def icepop(inputs: LossInputs, settings: Icepop) -> Correction:
-    """IcePop: weight rho of the token inside [low, high], 0 outside.
-
-    Source:
-        IcePop (Ring-1T, arXiv 2510.18855), 0.5 and 5; some code bases take 0.5 and 2.
-    """
+    """IcePop (arXiv 2510.18855): rho of the token inside [low, high], 0 outside."""
     return _banded(_ratio(inputs, "token"), settings.low, settings.high)
 
 
 def geometric_mask(inputs: LossInputs, settings: GeometricMask) -> Correction:
-    """Keep trajectories whose geometric mean of rho is inside [low, high], with weight 1.
-
-    Source:
-        Geometric rejection sampling of verl's DAPO script, 0.99 and 1.01.
-    """
+    """1 where the trajectory's geometric mean of rho is in [low, high] (verl's DAPO script)."""
     means_S, index_T = sequence_means(inputs.log_rho, inputs)
     ratio_T = means_S.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()[index_T]
     return _kept(inputs, (ratio_T >= settings.low) & (ratio_T <= settings.high))
 
 
 def mask_stale(inputs: LossInputs, settings: MaskStale) -> Correction:
-    """Drop tokens that are older than `max_age` steps; the others have weight 1.
-
-    Source:
-        Partial rollouts that train on the newest segment only (Kimi k1.5 Section 2.6.2 leaves it
-        open; slime masks everything before the resume, max_age 0).
-    """
+    """1 for tokens up to `max_age` steps old, else 0 (Kimi k1.5 Section 2.6.2)."""
     return _kept(inputs, inputs.ages <= settings.max_age)
 
 
 def opsm(inputs: LossInputs, settings: Opsm) -> Correction:
-    """Drop trajectories with A < 0 that the policy has already turned away from.
-
-    A trajectory is dropped where the mean of log behavior - log policy is above delta; the others
-    have weight 1.
-
-    Source:
-        Off-policy sequence masking of DeepSeek-V3.2; 1e-4 as in slime, other code bases take 0.1.
-    """
+    """DeepSeek-V3.2: 0 where A < 0 and the mean of log behavior - log policy is above delta."""
     policy_T = inputs.policy_logprobs.detach()
     difference_T = log_difference(inputs.behavior_logprobs, policy_T, inputs.loss_mask)
     means_S, index_T = sequence_means(difference_T, inputs)
@@ -129,7 +91,7 @@ CORRECTION_FUNCTIONS: dict[str, Callable[[LossInputs, Any], Correction]] = {
     "mask_stale": mask_stale,
     "opsm": opsm,
 }
-"""Correction by the name it has in `correction.name`; each takes its own table."""
+"""Correction by the name it has in `correction.name`."""
 
 
 def _ratio(inputs: LossInputs, level: Literal["token", "sequence"]) -> Tensor:

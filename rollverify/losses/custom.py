@@ -1,8 +1,7 @@
 """A loss of one's own, `loss.name = "module:function"` (docs/losses.md).
 
-It is called with the row, [T] each, 0 outside the mask, and `loss.settings` as keywords. It gives
-the token loss [T], or that and flags [T] by the names of `token_flags`; neither is read outside the
-mask.
+Called with the row, [T] each, 0 outside the mask, and `loss.settings` as keywords; gives the token
+loss [T], or that and flags [T] by the names of `token_flags`.
 """
 
 import inspect
@@ -30,11 +29,7 @@ _CLEARED = (
 
 
 def check_custom_loss(settings: CustomLoss) -> None:
-    """Import the function and compare its parameters with the settings.
-
-    Raises:
-        ConfigError: see `load_function`; or a setting is unknown or missing.
-    """
+    """Import the function; ConfigError where `loss.settings` do not fit its parameters."""
     function = load_function("loss.name", settings.name)
     try:
         inspect.signature(function).bind(None, **settings.settings)
@@ -46,11 +41,7 @@ def check_custom_loss(settings: CustomLoss) -> None:
 
 
 def custom_loss(inputs: LossInputs, settings: CustomLoss) -> tuple[Tensor, Diagnostics]:
-    """Call the function.
-
-    Raises:
-        ConfigError: what it gives is no loss [T] with flags, or not finite.
-    """
+    """Call the function; ConfigError where it gives no finite loss [T] with flags."""
     mask_T = inputs.loss_mask
     cleared: dict[str, Any] = {
         name: torch.where(mask_T, getattr(inputs, name), 0) for name in _CLEARED

@@ -1,9 +1,4 @@
-"""What the metrics of an optimizer step are made of: per-token values, shares and histograms.
-
-Changes no loss.
-
-Dimensions: T tokens of one packed row.
-"""
+"""What the metrics of an optimizer step are made of; T tokens of one packed row."""
 
 from typing import Literal
 
@@ -35,10 +30,7 @@ RATIO_BUCKETS = (
 
 
 def ratio_histogram(ratio: Tensor, loss_mask: Tensor) -> Tensor:
-    """Tokens in the mask per bucket of their ratio, [len(RATIO_BUCKETS)] float32.
-
-    `ratio` is [T] floating point, `loss_mask` [T] bool.
-    """
+    """Tokens in the mask per bucket of `ratio`, [T]: [len(RATIO_BUCKETS)] float32."""
     edges = ratio.new_tensor(RATIO_EDGES)
     bucket_T = torch.bucketize(ratio, edges, right=True)
     counts = torch.zeros(len(RATIO_BUCKETS), device=ratio.device)
@@ -46,12 +38,7 @@ def ratio_histogram(ratio: Tensor, loss_mask: Tensor) -> Tensor:
 
 
 def step_diagnostics(inputs: LossInputs, correction: Correction) -> Diagnostics:
-    """How far the step has moved, and what the correction does or, if it is off, would do.
-
-    ratio: policy / denominator. kl: k3 estimate of KL(denominator || policy), nats.
-    correction_weight and its square; is_truncated, is_correction_masked: 1 where the weight was cut
-    or is 0.
-    """
+    """How far the step has moved, and what the correction does or, if off, would do."""
     mask_T = inputs.loss_mask
     dtype = correction.weights.dtype
     inside_T = mask_T.to(dtype)
@@ -68,37 +55,25 @@ def step_diagnostics(inputs: LossInputs, correction: Correction) -> Diagnostics:
 
 
 def engine_mismatch(anchor: Tensor, behavior: Tensor, loss_mask: Tensor) -> Diagnostics:
-    """Trainer against engine under one version of the policy: the mismatch apart from staleness.
+    """Trainer against engine under one version of the policy; all [T] nats.
 
-    mismatch_abs: |log anchor - log behavior|, nats. mismatch_k3: k3 estimate of KL(behavior ||
-    anchor), nats. RollVerify does not tell mismatch and staleness apart.
-
-    Args:
-        anchor: [T] nats; trainer, under the version that sampled each token.
-        behavior: [T] same dtype, nats; engine, at sampling time.
-        loss_mask: [T] bool.
+    mismatch_abs: |log anchor - log behavior|. mismatch_k3: k3 estimate of KL(behavior || anchor).
     """
     mismatch_T = log_ratio(anchor, behavior, loss_mask)
     return {"mismatch_abs": mismatch_T.abs(), "mismatch_k3": k3(mismatch_T)}
 
 
 def effective_sample_frac(weight_sum: float, square_sum: float, num_tokens: float) -> float:
-    """Share of the tokens that as many equal weights would be worth, (sum w)^2 / (n sum w^2).
-
-    For example, weights 1, 1, 0, 0 give 4 / (4 * 2) = 0.5; without a weight above 0 it is 0. Kong
-    1992, over tokens.
-    """
+    """(sum w)^2 / (n sum w^2), Kong 1992: weights 1, 1, 0, 0 give 4 / (4 * 2) = 0.5."""
     product = num_tokens * square_sum
     return weight_sum * weight_sum / product if product > 0.0 else 0.0
 
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
-KL_LIMIT = 20.0
-"""Differences are clamped to +-20 nats before the exponential of k3."""
+KL_LIMIT = 20.0  # nats, as in verl; differences before the exponential of k3
 
-K3_LIMIT = 10.0
-"""k3 is clamped to 10 nats: one token cannot outweigh the batch."""
+K3_LIMIT = 10.0  # nats, as in verl: one token cannot outweigh the batch
 
 
 def kl_penalty(
@@ -107,20 +82,11 @@ def kl_penalty(
     loss_mask: Tensor,
     estimator: KlEstimator = "k3",
 ) -> Tensor:
-    """Estimate of KL(policy || reference) at each token, with the policy's gradient.
+    """Estimate of KL(policy || reference) at each token, [T] nats, with the policy's gradient.
 
-    With d = log policy - log reference: k1 = d, unbiased, may be negative, and the gradient of its
-    mean is 0 in expectation, so it only serves to watch. k2 = d^2 / 2, slightly biased, its
-    gradient is that of the KL. k3 = exp(-d) - 1 + d, unbiased and >= 0. All suppose tokens of the
-    policy itself; stale tokens bias them. All are [T] nats, 0 with gradient exactly 0 outside the
-    mask and where a clamp acts.
-
-    Raises:
-        ValueError: if the reference is not finite inside the mask.
-
-    Source:
-        Schulman, "Approximating KL Divergence" (2020); k3 in GRPO (arXiv 2402.03300). The clamps to
-        20 and 10 nats are verl's.
+    With d = log policy - log reference: k1 = d, whose mean has gradient 0 in expectation; k2 = d^2
+    / 2, whose gradient is that of the KL; k3 = exp(-d) - 1 + d >= 0 (Schulman 2020). ValueError if
+    the reference is not finite inside the mask.
     """
     check_finite(loss_mask, reference_logprobs=reference_logprobs)
     difference_T = log_difference(policy_logprobs, reference_logprobs, loss_mask)

@@ -1,7 +1,4 @@
-"""What one packed row adds to the batch loss: policy loss, correction, KL and entropy terms.
-
-Dimensions: T tokens of the row.
-"""
+"""What one packed row of T tokens adds to the batch loss: policy loss, correction, KL, entropy."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -38,14 +35,9 @@ from rollverify.losses.weighted import second_moment_limit
 class RowLoss:
     """Loss of one row and what the metrics are made of."""
 
-    loss: Tensor
-    """Scalar, with gradient; the row's share of the batch loss."""
-
-    sums: dict[str, Tensor]
-    """Scalars, detached; to be added up over rows and ranks."""
-
-    mismatch_abs_max: Tensor
-    """Scalar; largest |anchor - behavior| inside the mask, nats."""
+    loss: Tensor  # scalar, with gradient; the row's share of the batch loss
+    sums: dict[str, Tensor]  # scalars, detached; to be added up over rows and ranks
+    mismatch_abs_max: Tensor  # scalar, nats; largest |anchor - behavior| inside the mask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,14 +66,7 @@ class Objective:
     def row_loss(
         self, row: RowInputs, policy_logprobs: Tensor, entropy: Tensor, normalizer: Normalizer
     ) -> RowLoss:
-        """Loss of one row, on the device of the log-probs.
-
-        `policy_logprobs` is [T] float32 nats, with gradient; `entropy` the same, with gradient
-        where the entropy term is on.
-
-        Raises:
-            ValueError: if a log-prob of a trained token is not finite.
-        """
+        """Loss of one row from [T] nats; ValueError if a trained token's is not finite."""
         inputs = self._inputs(row, policy_logprobs)
         mask = inputs.loss_mask
         correction = self._correction(inputs)
@@ -117,19 +102,13 @@ class Objective:
         )
 
     def squares(self, row: RowInputs, policy_logprobs: Tensor) -> Tensor:
-        """What `limit_of` takes: [N] nats^2, one per token in the mask.
-
-        `policy_logprobs`, [T], are of the policy about to be updated, without gradient.
-        """
+        """What `limit_of` takes: [N] nats^2 of the tokens in the mask; log-probs are [T]."""
         inputs = self._inputs(row, policy_logprobs)
         return policy_log_ratio(inputs)[inputs.loss_mask].square()
 
     @torch.no_grad()
     def kept(self, row: RowInputs, policy_logprobs: Tensor) -> Tensor:
-        """Tokens that neither the correction nor the loss drops, [T] bool; False outside the mask.
-
-        `policy_logprobs`, [T], are of the policy about to be updated.
-        """
+        """Tokens in the mask that neither correction nor loss drops, [T] bool."""
         inputs = self._inputs(row, policy_logprobs)
         _, flags = self._corrected(inputs, self._correction(inputs))
         return inputs.loss_mask & (flags["is_masked"] == 0)

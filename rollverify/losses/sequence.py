@@ -1,9 +1,4 @@
-"""Losses whose ratio belongs to the whole trajectory: GSPO, its token form, and VESPO.
-
-A trajectory lies in one packed row, so its ratio is known there; nothing is gathered.
-
-Dimensions: T tokens of one packed row; S trajectories.
-"""
+"""Losses whose ratio is the trajectory's: GSPO and VESPO; T tokens of a row, S trajectories."""
 
 import math
 
@@ -24,38 +19,23 @@ from rollverify.losses.inputs import (
     token_flags,
 )
 
-LARGEST_MEAN_LOG_RATIO = 10.0
-"""GSPO's limit of the mean log ratio, nats, as in verl."""
+LARGEST_MEAN_LOG_RATIO = 10.0  # nats; GSPO's limit in verl
 
-SMALLEST_WEIGHT = 1e-8
-"""VESPO's floor of the trajectory's ratio and of a correction weight inside the logarithm."""
+SMALLEST_WEIGHT = 1e-8  # VESPO's floor of the trajectory's ratio and of a correction weight
 
 
 def gspo(inputs: LossInputs, settings: Gspo) -> tuple[Tensor, Diagnostics]:
-    """GSPO: the clipped surrogate of s = exp(mean log(policy / denominator)) of each trajectory.
+    """GSPO (arXiv 2507.18071) Eq. 5: the clipped surrogate of s = exp(mean log ratio).
 
-    Every token of a trajectory carries the trajectory's loss, so with "sequence_mean" the batch
-    loss is the mean over trajectories. The mean of log ratios is what is used, not their sum: 1,000
-    tokens of 0.01 nats give 1.010050, not 22026. The mean is clamped to [-20, 10] nats.
-
-    Source:
-        GSPO (arXiv 2507.18071) Eq. 5, ranges 3e-4 / 4e-4 from Section 5.1. They are for one policy
-        family on both sides of the ratio; ratios to stale or engine log-probs spread further and
-        are mostly clipped, so runs with such denominators often take ranges around 0.2.
+    The mean over the trajectory is clamped to [-20, 10] nats: 1,000 tokens of 0.01 nats give
+    1.010050.
     """
     ratio_T = _mean_log_ratio(inputs, inputs.policy_logprobs).exp()
     return clip_surrogate(inputs, ratio_T, settings.clip_low, settings.clip_high)
 
 
 def gspo_token(inputs: LossInputs, settings: GspoToken) -> tuple[Tensor, Diagnostics]:
-    """GSPO-token: s as in `gspo`, detached, with the gradient of the token's own log-prob.
-
-    Value and gradient equal those of `gspo` as long as the advantage is the same along the
-    trajectory; it is the form that would take advantages of single tokens.
-
-    Source:
-        GSPO (arXiv 2507.18071) Section 4.3.
-    """
+    """GSPO-token (Section 4.3): s detached, with the gradient of the token's own log-prob."""
     policy_T = torch.where(inputs.loss_mask, inputs.policy_logprobs, 0.0)
     log_s_T = _mean_log_ratio(inputs, policy_T.detach())
     ratio_T = log_s_T.exp() * (policy_T - policy_T.detach()).exp()
@@ -70,17 +50,10 @@ def _mean_log_ratio(inputs: LossInputs, numerator_T: Tensor) -> Tensor:
 
 
 def vespo(inputs: LossInputs, settings: Vespo) -> tuple[Tensor, Diagnostics]:
-    """VESPO: the policy gradient with a smooth weight of the trajectory's whole ratio.
+    """VESPO (arXiv 2602.10693): -phi A log(policy), phi = W^power exp(decay (1 - W)), detached.
 
-    W = product of policy / denominator over the trajectory, without a root for its length, and
-    -phi A log(policy) with phi = W^power exp(decay (1 - W)), detached; phi(1) = 1, its peak is at W
-    = power / decay. The pair depends on the sign of the advantage (0 counts as positive).
-    Correction weights of the tokens multiply W, floored at 1e-8, and nothing else. The diagnostics
-    hold `gate` = phi.
-
-    Source:
-        VESPO (arXiv 2602.10693) and its authors' code. The exponents are those of their code and
-        scripts, (2, 3) and (3, 2); the docstring of the same file says (2, 1.5) and (4, 2.5).
+    W = product of policy / denominator, and of the correction weights, over the trajectory. The
+    pair of exponents depends on the sign of A (0 counts as positive); `gate` = phi.
     """
     with torch.no_grad():
         log_w_T = policy_log_ratio(inputs)

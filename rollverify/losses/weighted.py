@@ -1,7 +1,4 @@
-"""Losses that weigh or gate single tokens instead of clipping them: CISPO, SAPO, M2PO, REINFORCE.
-
-Dimensions: T tokens of one packed row; N tokens of a whole batch.
-"""
+"""Losses that weigh or gate tokens: CISPO, SAPO, M2PO, REINFORCE; T tokens, N of a batch."""
 
 import torch
 from torch import Tensor
@@ -17,28 +14,15 @@ from rollverify.losses.inputs import (
 
 
 def reinforce(inputs: LossInputs, settings: Reinforce) -> tuple[Tensor, Diagnostics]:
-    """The plain policy gradient, -A log(policy); no ratio, no clip.
-
-    With the correction "truncated" it is truncated importance sampling of two policies: then the
-    weight is policy / behavior, taken inside the step.
-
-    Source:
-        Williams 1992; with advantages as the reward.
-    """
+    """REINFORCE (Williams 1992): -A log(policy)."""
     policy_T = torch.where(inputs.loss_mask, inputs.policy_logprobs, 0.0)
     return -masked_advantages(inputs) * policy_T, token_flags(inputs)
 
 
 def cispo(inputs: LossInputs, settings: Cispo) -> tuple[Tensor, Diagnostics]:
-    """CISPO: the policy gradient weighed by the clipped ratio, -sg[clip(r)] A log(policy).
+    """CISPO (MiniMax-M1, arXiv 2506.13585, Eq. 4-5): -sg[clip(r)] A log(policy).
 
-    Unlike the surrogate, a clipped token keeps its gradient. The weight is 1 at r = 1, at most
-    1 + clip_high ("relative") or clip_high ("absolute", which has no lower bound).
-
-    Source:
-        MiniMax-M1 (arXiv 2506.13585) Eq. 4-5, which tunes the upper bound and gives no number.
-        verl and slime take 1 + clip_high (scripts set 0.2 and 4), TRL takes clip_high itself (5,
-        from ScaleRL). The default, 1 + 4, is 5 either way.
+    The bound is 1 + clip_high ("relative", as verl and slime) or clip_high ("absolute", as TRL).
     """
     lowest, highest = 0.0, settings.clip_high
     if settings.convention == "relative":
@@ -51,16 +35,9 @@ def cispo(inputs: LossInputs, settings: Cispo) -> tuple[Tensor, Diagnostics]:
 
 
 def sapo(inputs: LossInputs, settings: Sapo) -> tuple[Tensor, Diagnostics]:
-    """SAPO: a soft gate instead of the clip, -f(r) A with f(r) = (4 / tau) sigmoid(tau (r - 1)).
+    """SAPO (arXiv 2511.20347): -f(r) A with f(r) = (4 / tau) sigmoid(tau (r - 1)).
 
-    f'(1) = 1, so the gradient at ratio 1 is the policy gradient; the value there is -2 A / tau, so
-    losses of SAPO are not comparable with others. The temperature is `tau_positive` where A > 0.
-    The diagnostics hold `gate` = f'(r), 1 at ratio 1 and falling to both sides.
-
-    Source:
-        SAPO (arXiv 2511.20347); of 0.95, 1.0 and 1.05 for tau_negative its ablation finds 1.05 most
-        stable. The paper, verl and TRL average within a response first (aggregation
-        "sequence_mean"), AReaL over tokens ("token_mean"): `loss.aggregation` is that switch.
+    tau is `tau_positive` where A > 0; `gate` = f'(r), 1 at ratio 1, where the value is -2 A / tau.
     """
     advantages_T = masked_advantages(inputs)
     ratio_T = policy_log_ratio(inputs).exp()
@@ -72,17 +49,10 @@ def sapo(inputs: LossInputs, settings: Sapo) -> tuple[Tensor, Diagnostics]:
 
 
 def m2po(inputs: LossInputs, settings: M2po) -> tuple[Tensor, Diagnostics]:
-    """M2PO: -r A without a clip, after the tokens with the largest squared log ratio are dropped.
+    """M2PO (arXiv 2510.01161) Algorithm 1: -r A, 0 where (log r)^2 >= limit.
 
-    Those with (log r)^2 >= limit are dropped; the limit keeps the mean of the rest below the
-    threshold. The loss is divided by all tokens, dropped ones included. Without `inputs.limit` it
-    is that of this row: right only where the row is the batch, as the mask would depend on the
-    split into rows.
-
-    Source:
-        M2PO (arXiv 2510.01161) Algorithm 1, 0.04; over the batch, as in the paper. AReaL takes each
-        micro-batch, and the log ratio of behavior and proximal policy; here it is policy and
-        denominator, so the paper's form needs the denominator "behavior".
+    Dropped tokens count in the mean. Without `inputs.limit` it is that of this row: right only
+    where the row is the batch.
     """
     log_ratio_T = policy_log_ratio(inputs)
     squares_T = log_ratio_T.detach().square()
@@ -98,17 +68,10 @@ def m2po(inputs: LossInputs, settings: M2po) -> tuple[Tensor, Diagnostics]:
 def second_moment_limit(squares: Tensor, threshold: float) -> float:
     """Squared log ratio from which tokens are dropped so that the mean of the rest is < threshold.
 
-    `squares` is [N] nats^2, of all trained tokens of the batch; the limit is inf where nothing is
-    dropped. Values are dropped from the largest down, equal ones together, so the result does not
-    depend on their order. If even the smallest is too large, it alone is kept. The limit lies
-    halfway between the largest kept and the smallest dropped value: a value that rounds a little
-    differently in another pass falls on the same side. Synchronizes with the device.
-
-    For example, [0.0144, 0.16, 0.0025, 0.16, 0.09] with 0.04. All: mean 0.0854; without one 0.16:
-    0.0667; without both: 0.0356. The limit is (0.09 + 0.16) / 2 = 0.125.
-
-    Source:
-        M2PO (arXiv 2510.01161) Algorithm 1.
+    `squares` is [N] nats^2 of the batch's trained tokens; inf where nothing is dropped. Equal ones
+    go together; the smallest stays. The limit lies halfway to the next value, so rounding changes
+    no side. For example, [0.0144, 0.16, 0.0025, 0.16, 0.09] with 0.04: without both 0.16 the mean
+    is 0.0356, the limit (0.09 + 0.16) / 2. Synchronizes.
     """
     if not len(squares):
         return float("inf")

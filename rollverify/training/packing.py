@@ -1,10 +1,7 @@
 """Lays trajectories end to end into rows of bounded length.
 
-Per token t of a trajectory the row holds what belongs to the token after it: `targets[t]` is token
-t + 1, and every other array is aligned with `targets`. The last token is never fed.
-
-Example: prompt [7, 8], response [5, 6]: tokens [7, 8, 5], targets [8, 5, 6], loss_mask
-[False, True, True].
+Row arrays are aligned with `targets`, the token that follows. Prompt [7, 8], response [5, 6]:
+tokens [7, 8, 5], targets [8, 5, 6], loss_mask [False, True, True].
 """
 
 import bisect
@@ -27,11 +24,10 @@ ReplayMode = Literal["off", "trainer", "engine"]
 
 
 def spread_experts(num_tokens: int, routing: RoutingShape) -> Tensor:
-    """Experts for `num_tokens` tokens that count for nothing, [T, L, K] ids.
+    """Experts for tokens that count for nothing, [T, L, K] ids, evenly spread.
 
-    Within a layer each expert comes up equally often, or once more: fillers that all went to expert
-    0 would fill its rank's memory. 4 tokens, 4 experts and 2 per token give [0, 1], [2, 3], [0, 1],
-    [2, 3] in each layer.
+    Fillers that all went to expert 0 would fill its rank's memory. 4 tokens, 4 experts and 2 per
+    token give [0, 1], [2, 3], [0, 1], [2, 3] in each layer.
     """
     size = num_tokens * routing.experts_per_token
     ids = (torch.arange(size) % routing.num_experts).view(num_tokens, 1, routing.experts_per_token)
@@ -39,10 +35,9 @@ def spread_experts(num_tokens: int, routing: RoutingShape) -> Tensor:
 
 
 def assign_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Put items of these lengths into rows, longest first into the fullest row that has room.
+    """Best-fit decreasing bin packing: rows of ascending item indices.
 
-    An item longer than a row's `max_tokens` gets one of its own. Lists of item indices, each
-    ascending; they depend on the lengths alone. Best-fit decreasing bin packing.
+    An item longer than a row's `max_tokens` gets one of its own.
     """
     rows: list[list[int]] = []
     open_rows: list[tuple[int, int]] = []  # (room, row), least room first
@@ -59,10 +54,10 @@ def assign_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def even_row_tokens(total: int, max_tokens: int, rows_at_once: int) -> int:
-    """Limit of a row so that rows worked on side by side are equally long, of `total` tokens.
+    """Limit of a row so that rows worked on side by side are equally long.
 
-    At most `max_tokens`, that of the rows worked on at the same time, / `rows_at_once`; half a
-    percent above an equal share, because items are whole.
+    Half a percent above an equal share of `total`, because items are whole; `max_tokens` is that of
+    all rows at once.
     """
     limit = max(1, max_tokens // rows_at_once)
     num_rows = rows_at_once * -(-total // (rows_at_once * limit))
@@ -71,31 +66,21 @@ def even_row_tokens(total: int, max_tokens: int, rows_at_once: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRow:
-    """One packed row, as a forward pass needs it; all tensors are [T]."""
+    """One packed row for a forward pass; all tensors are [T]."""
 
-    tokens: Tensor
-    """int64; ids fed to the model."""
-
-    positions: Tensor
-    """int64; restart at 0 at each trajectory."""
-
-    targets: Tensor
-    """int64; ids that follow."""
-
-    sequence_ids: Tensor
-    """int64; index of the trajectory in the list that was packed, -1 in a filler row."""
-
-    routed_experts: Tensor | None = None
-    """[T, L, K] uint8 or int16 ids to replay; None leaves the choice to the router."""
+    tokens: Tensor  # int64; ids fed to the model
+    positions: Tensor  # int64; restart at 0 at each trajectory
+    targets: Tensor  # int64; ids that follow
+    sequence_ids: Tensor  # int64; index in the list that was packed, -1 in a filler row
+    routed_experts: Tensor | None = None  # [T, L, K] uint8 or int16; None: the router's choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryRow(PackedRow):
-    """One packed row, as training needs it."""
+    """One packed row for training."""
 
     loss: RowInputs
-    """In the row's order; outside the response and in a filler behavior log-probs are 0, sampling
-    anchors NaN and nothing is in the loss mask."""
+    """Outside the response and in fillers behavior log-probs are 0, sampling anchors NaN."""
 
 
 def pack_trajectories(
@@ -106,17 +91,10 @@ def pack_trajectories(
     policy_version: int = 0,
     with_routing: bool = False,
 ) -> list[TrajectoryRow]:
-    """Pack this rank's trajectories for training; every one lies in exactly one row.
+    """Pack this rank's trajectories, whole, for training; `advantages` are [B] float32.
 
-    Args:
-        trajectories: B of them, each with a response.
-        advantages: [B] float32.
-        max_tokens: limit of a row in tokens; a longer trajectory gets a row of its own.
-        policy_version: version that is trained; ages are counted from it.
-        with_routing: put in the recorded experts.
-
-    Raises:
-        RolloutError: if a token's experts are wanted and were not recorded.
+    A trajectory over `max_tokens` gets a row of its own. RolloutError if a token's experts are
+    wanted and were not recorded.
     """
     if not trajectories:
         return []
@@ -153,14 +131,9 @@ def pack_for_scoring(
     rows_at_once: int = 1,
     with_routing: bool = False,
 ) -> list[PackedRow]:
-    """Pack what has a response, each in exactly one row; the rest of the list costs nothing.
+    """Pack what has a response; `max_tokens` is that of all `rows_at_once` rows together.
 
-    `max_tokens` is the limit of the `rows_at_once` rows scored at the same time, together; a
-    trajectory longer than one's share gets a row of its own. `with_routing` puts in the recorded
-    experts.
-
-    Raises:
-        RolloutError: if a token's experts are wanted and were not recorded.
+    RolloutError if a token's experts are wanted and were not recorded.
     """
     places = [i for i, trajectory in enumerate(trajectories) if trajectory["response_ids"].numel()]
     if not places:
@@ -172,10 +145,9 @@ def pack_for_scoring(
 def trajectory_values(
     rows: Sequence[PackedRow], values: Sequence[Tensor], num_trajectories: int
 ) -> list[Tensor | None]:
-    """What a forward pass gave for the fed tokens, prompt included, back per trajectory.
+    """[T, ...] per row, fillers included, back to [F, ...] fed tokens per trajectory of the list.
 
-    `values` are [T, ...] per row, fillers included; [F, ...] per trajectory of the list that was
-    packed, None where it was not.
+    None where it was not packed.
     """
     found: list[Tensor | None] = [None] * num_trajectories
     for row, row_values in zip(rows, values, strict=True):
@@ -189,11 +161,7 @@ def trajectory_values(
 def response_values(
     rows: Sequence[PackedRow], values: Sequence[Tensor], trajectories: Sequence[TensorDict]
 ) -> Tensor:
-    """What a forward pass gave for the response tokens, back in the order of the list.
-
-    `values` are [T] per row, fillers included; [N] of the response tokens of the trajectories that
-    were packed, end to end.
-    """
+    """[T] per row, fillers included, back to [N] response tokens in the order of the list."""
     if not rows:
         return torch.zeros(0)
     values_T = torch.cat(list(values))
@@ -214,9 +182,7 @@ def response_values(
 class _Packed:
     """Rows end to end, before they are split: [T] tensors over all rows."""
 
-    order: list[int]
-    """Index of each trajectory, in the order they lie in."""
-
+    order: list[int]  # index of each trajectory, in the order they lie in
     row_sizes: list[int]
     tokens: Tensor
     positions: Tensor
@@ -283,10 +249,7 @@ def _split(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, Any]]
 
 
 def filler_rows(number: int, routing: RoutingShape | None = None) -> list[TrajectoryRow]:
-    """Rows of one token without loss, for a rank that has fewer rows than another.
-
-    `routing` gives them experts, spread evenly; None leaves the choice to the router.
-    """
+    """Rows of one token without loss; `routing` gives them experts, spread evenly."""
     zero = torch.zeros(1, dtype=torch.int64)
     loss = RowInputs(
         behavior_logprobs=torch.zeros(1),
@@ -315,10 +278,9 @@ def filler_rows(number: int, routing: RoutingShape | None = None) -> list[Trajec
 def equalize_rows(
     rows: list[TrajectoryRow], ranks: Ranks, routing: RoutingShape | None = None
 ) -> list[TrajectoryRow]:
-    """Append filler rows until every rank has as many as the rank with most, and at least one.
+    """Append filler rows until every rank has as many as the one with most, at least 1. Collective.
 
     FSDP gathers weights in every forward pass, so ranks that run different numbers wait forever.
-    Collective.
     """
     most = max(1, ranks.largest(len(rows)))
     return rows + filler_rows(most - len(rows), routing)

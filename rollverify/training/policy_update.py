@@ -1,8 +1,8 @@
 """The optimizer steps of an iteration on its finished trajectories.
 
 Groups arrive whole on one rank, so advantages need no communication; loss denominators are global.
-With one optimizer step per iteration the anchor is the policy's own, taken inside the step; with
-several, all trajectories are scored before the first. The policy version rises by one either way.
+With one optimizer step the anchor is the policy's own; with several, all trajectories are scored
+before the first.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Minibatch:
     normalizer: Normalizer
 
     def with_loss(self, **values: Sequence[Any]) -> "Minibatch":
-        """The minibatch with more of what its rows' loss is made from, one value per row each."""
+        """The minibatch with more of what its rows' loss is made from, one value per row."""
         rows = [
             replace(row, loss=replace(row.loss, **dict(zip(values, of_row, strict=True))))
             for row, *of_row in zip(self.rows, *values.values(), strict=True)
@@ -55,15 +55,14 @@ class Trained(NamedTuple):
     """What an iteration has trained on, on this rank."""
 
     trajectories: list[TensorDict]
-    policy_logprobs: Tensor
-    """[N] float32 nats; of their response tokens end to end, before the first step."""
+    policy_logprobs: Tensor  # [N] float32 nats of the response tokens, before the first step
 
 
 def assign_groups(group_ids: Tensor, num_minibatches: int, ranks: Ranks) -> list[list[int]]:
-    """Places in `group_ids`, [B] int64, of each minibatch's trajectories: as many groups each.
+    """Places in `group_ids`, [B] int64, of each minibatch: as many groups each.
 
-    Groups are taken by id and counted over all ranks, so the number of ranks does not change a
-    minibatch. Collective with more than one minibatch.
+    Groups are counted over all ranks, so the number of ranks changes no minibatch. Collective with
+    more than one.
     """
     if num_minibatches == 1:
         return [list(range(len(group_ids)))]
@@ -79,35 +78,20 @@ class PolicyUpdate:
     trainer: "PolicyTrainer"
     objective: Objective
     credit: CreditRule
-    """Its longest response is also the divisor of the aggregation "constant_length"."""
     training: TrainingConfig
-    temperature: float
-    """Of sampling; log-probs are taken under it."""
-    reference: "ReferencePolicy | None" = None
-    """Scores for the KL term; not asked where there is none."""
+    temperature: float  # of sampling; log-probs are taken under it
+    reference: "ReferencePolicy | None" = None  # of the KL term
     replay: ReplayMode = "off"
-    """Whose choice of experts the passes with gradient repeat: nobody's, the engine's as recorded
-    in the trajectories, or the trainer's own before the first step."""
-    routing: RoutingShape | None = None
-    """Of the model; None where it has no experts."""
+    routing: RoutingShape | None = None  # None for a dense model
     ranks: Ranks
     trained: Trained = field(init=False, default=Trained([], torch.zeros(0)))
-    """Of the last iteration."""
 
     def train_step(self, finished: list[TensorDict], policy_version: int) -> dict[str, float]:
-        """Take the optimizer steps of one iteration (RollVerify Section 4.1). Collective.
+        """Take one iteration's optimizer steps (RollVerify Section 4.1); gives metrics. Collective.
 
-        Args:
-            finished: this rank's trajectories, groups whole.
-            policy_version: version before the first step, at least that of every token.
-
-        Returns:
-            Metrics of `train/`, `mismatch/`, `correction/`, `ops/trained_*` and `staleness/`, the
-            same on every rank; of several steps the mean, but the last learning rate.
-
-        Raises:
-            ValueError: if a log-prob of a trained token is not finite.
-            FloatingPointError: if the gradient norm is not finite.
+        `finished` are this rank's, groups whole; metrics are the same on every rank, means over the
+        steps but the last learning rate. ValueError if a trained token's log-prob is not finite,
+        FloatingPointError if the gradient norm is not.
         """
         minibatches = self._scored(self._minibatches(finished, policy_version))
         sums = StepSums()

@@ -26,27 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TrajectoryScorer:
-    """ComputeProb of RollVerify Algorithm 1, over trajectories packed into rows.
-
-    Prompts are context only. A trajectory without a response costs nothing. Both methods are
-    collective over the world, also for a rank that has nothing to score.
-    """
+    """ComputeProb of RollVerify Algorithm 1, over trajectories packed into rows."""
 
     trainer: "PolicyTrainer"
-    micro_batch_tokens: int
-    """Tokens of the packed rows that are scored at the same time."""
-    temperature: float
-    """Of sampling; log-probs are taken under it."""
+    micro_batch_tokens: int  # of the packed rows scored at the same time
+    temperature: float  # of sampling; log-probs are taken under it
     ranks: Ranks
-    routing: RoutingShape | None = None
-    """Of the model, where recorded experts are replayed; None where none are."""
+    routing: RoutingShape | None = None  # where recorded experts are replayed
 
     def score(self, trajectories: Sequence[TensorDict]) -> Tensor:
-        """[N] float32 nats on the CPU; the response tokens of all trajectories end to end.
-
-        Raises:
-            RolloutError: if experts are to be replayed and a token's were not recorded.
-        """
+        """[N] float32 nats on the CPU; all response tokens end to end. Collective."""
         rows = self._rows(trajectories, with_routing=self.routing is not None)
         scores = self.trainer.score(rows, temperature=self.temperature)
         return response_values(rows, scores, trajectories)
@@ -54,11 +43,10 @@ class TrajectoryScorer:
     def score_and_route(
         self, trajectories: Sequence[TensorDict]
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Score with the router's own choice, and say what it was (routing replay R2).
+        """`score` and the router's own choice (routing replay R2). Collective.
 
-        Returns:
-            ([N] as by `score`; per trajectory the expert ids of its F fed tokens, [F, L, K] on the
-            CPU, None for an empty response).
+        Expert ids of the F fed tokens of each trajectory, [F, L, K] on the CPU; None for an empty
+        response.
         """
         rows = self._rows(trajectories, with_routing=False)
         scores, routes = self.trainer.score_and_route(rows, temperature=self.temperature)
@@ -80,16 +68,7 @@ class TrajectoryScorer:
 
 
 def check_finite(values: Tensor, trajectories: Sequence[TensorDict], name: str) -> None:
-    """Make sure that every response token has a number.
-
-    Args:
-        values: [N] floats; the trajectories' response tokens end to end.
-        trajectories: whose tokens they are.
-        name: of the values, for the message.
-
-    Raises:
-        RolloutError: naming group, sample and token of the first value that is not finite.
-    """
+    """RolloutError naming the first response token whose value in `values`, [N], is not finite."""
     bad = (~values.isfinite()).nonzero()
     if len(bad):
         token, layout = int(bad[0]), response_layout(trajectories)

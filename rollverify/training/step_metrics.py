@@ -1,7 +1,4 @@
-"""Adds up what the rows of an iteration report and turns the sums into metrics.
-
-Declared in `metrics/names.py`.
-"""
+"""Adds up what the rows of an iteration report and turns the sums into metrics."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -53,11 +50,7 @@ class StepSums:
         self.sums["loss"] += loss
 
     def metrics(self, *, num_tokens: int, num_steps: int, ranks: Ranks) -> dict[str, float]:
-        """Metrics of `train/`, `correction/` and `mismatch/`, the same on every rank. Collective.
-
-        Means over `num_tokens`, the loss tokens of all ranks and of all `num_steps` optimizer
-        steps.
-        """
+        """Means over all ranks' `num_tokens` loss tokens, the same on every rank. Collective."""
         sums, maxima = ranks.reduce(self.sums, {"mismatch_abs_max": self.mismatch_abs_max})
         count = max(1, num_tokens)
         metrics = {key: sums[name] / count for name, key in _METRIC_OF_SUM.items() if name in sums}

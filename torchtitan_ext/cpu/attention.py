@@ -1,8 +1,6 @@
 """Causal attention over packed documents where torchtitan's varlen kernel is missing (CPUs).
 
-Same packed layout and metadata as `VarlenAttention`; only the kernel differs. Documents of similar
-length share one padded `scaled_dot_product_attention` call, so a row of many short documents costs
-a few calls instead of one per document. Float32 in, float32 out.
+Documents of similar length share one padded `scaled_dot_product_attention` call.
 """
 
 from dataclasses import dataclass
@@ -15,10 +13,7 @@ from torchtitan.protocols.module import Module
 
 
 def bucket_documents(lengths: list[int], max_padding: float = 1.5) -> list[list[int]]:
-    """Indices of the documents, grouped so that padding a group to its longest stays cheap.
-
-    A group's longest member may be `max_padding` times its shortest; lengths are in tokens.
-    """
+    """Indices grouped so that the longest of a group is at most `max_padding` x its shortest."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     groups: list[list[int]] = []
     for i in order:
@@ -52,20 +47,7 @@ class PackedSDPA(Module):
         enable_gqa: bool = False,
         **kwargs: object,
     ) -> Tensor:
-        """Attend causally within each packed document.
-
-        Args:
-            q_BLNH: [B, L, N, H] queries.
-            k_BLNH: [B, L, Nkv, H] keys.
-            v_BLNH: [B, L, Nkv, H] values.
-            attention_masks: document boundaries over the flattened B * L tokens.
-            scale: multiplier of the scores; 1 / sqrt(H) where None.
-            enable_gqa: N is a multiple of Nkv.
-            kwargs: what else `VarlenAttention.forward` takes; refused.
-
-        Returns:
-            [B, L, N, H], dtype of q.
-        """
+        """Causal attention in each document, [B, L, N, H], of keys and values [B, L, Nkv, H]."""
         unsupported = [name for name, value in kwargs.items() if value is not None]
         if unsupported:
             raise ValueError(f"PackedSDPA does not support {unsupported}")
@@ -81,10 +63,9 @@ class PackedSDPA(Module):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, enable_gqa: bool) -> Tensor:
-    """Causal attention of [D, L, N, H] right-padded documents; returns [D, L, N, H].
+    """Causal attention of [D, L, N, H] right-padded documents.
 
-    Right padding needs no mask: a causal query never sees a later key, and the rows of padding
-    are not read back.
+    Right padding needs no mask: a causal query never sees a later key.
     """
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = F.scaled_dot_product_attention(
@@ -99,12 +80,7 @@ _last_plan: tuple[Tensor, _Plan] | None = None
 
 
 def _plan_of(metadata: VarlenMetadata, num_tokens: int) -> _Plan:
-    """How to gather documents and to lay them out again.
-
-    Returns:
-        (for each group [documents, longest] places in the row, where padding repeats a document's
-        last token; [T] place of each token among the groups laid end to end).
-    """
+    """[documents, longest] places in the row per group; [T] place of each token among groups."""
     global _last_plan
     if _last_plan is not None and _last_plan[0] is metadata.cu_seq_q:
         return _last_plan[1]

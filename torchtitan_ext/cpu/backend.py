@@ -1,7 +1,6 @@
 """Makes torchtitan 0.3.0 run on machines without an accelerator.
 
-torchtitan asks `torchtitan.tools.utils` for a device module at import time and several of its
-modules copy the answer, so `install_cpu_backend` must run before they are imported.
+Its modules copy the device at import time, so `install_cpu_backend` must run before.
 """
 
 import contextlib
@@ -62,8 +61,7 @@ def uses_cpu() -> bool:
 def install_cpu_backend() -> None:
     """Point torchtitan at the CPU where no accelerator is visible. May be called again.
 
-    Raises:
-        RuntimeError: if a torchtitan module that copies the device was imported before.
+    RuntimeError if a torchtitan module that copies the device was imported before.
     """
     if not uses_cpu():
         return

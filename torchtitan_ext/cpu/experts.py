@@ -1,7 +1,6 @@
 """Mixture-of-experts layers in float32 where torchtitan's grouped kernel would cast to bfloat16.
 
-torchtitan's `GroupedExperts` multiplies in bfloat16 whatever the parameters' type. On a CPU that
-costs log-prob parity with the rollout engine, so experts are applied in the parameters' own type.
+On a CPU that would cost log-prob parity with the rollout engine.
 """
 
 from dataclasses import dataclass
@@ -25,15 +24,7 @@ class Float32Experts(GroupedExperts):
         """The settings of `GroupedExperts`."""
 
     def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
-        """Apply expert e to its rows; rows come sorted by expert.
-
-        Args:
-            x_RD: [R, D] rows, sorted by expert; rows past the last expert's are padding.
-            num_tokens_per_expert_E: [E] integer, rows of each expert.
-
-        Returns:
-            [R, D], dtype of x; padding rows are 0.
-        """
+        """Expert e on its rows of x, [R, D], sorted by expert; padding rows at the end give 0."""
         w1_EFD, w2_EDF, w3_EFD = (_local(w) for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
         outputs = []
         start = 0

@@ -1,8 +1,7 @@
 """Scores packed rows on a CPU side by side, each in a thread of its own.
 
-Threads inside of operations wait for one another at the end of each of them, hundreds of times in a
-pass, and share what lies in their caches; a thread that has a row to itself does neither. Rows give
-the same numbers in whatever order and thread. For one rank, and blocks that keep no state.
+Threads inside of operations wait for one another at the end of each. For one rank, and blocks that
+keep no state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,10 +42,7 @@ class RowThreads:
         return min(MAX_ROWS_AT_ONCE, torch.get_num_threads()) if self._is_suited else 1
 
     def score(self, rows: Sequence[dict[str, Any]], *, temperature: float) -> list[Tensor]:
-        """Log-probs of the rows' targets, one [T] float32 tensor of nats per row.
-
-        `rows` are keywords of `ScoringDecoder.forward`; the longest are begun first.
-        """
+        """[T] float32 nats per row; `rows` are keywords of `ScoringDecoder.forward`."""
         num_threads, num_rows = torch.get_num_threads(), self.rows_at_once
         longest_first = sorted(range(len(rows)), key=lambda i: -rows[i]["tokens"].numel())
         # Of each thread, and the default of new ones; vLLM makes torch's public name a no-op.

@@ -1,10 +1,7 @@
 """Causal attention over packed documents by vLLM's CPU kernel, forward only.
 
-The kernel reads keys and values from pages, as the engine keeps them, so documents of any lengths
-need no padding.
-
-Dimension letters: T tokens, N query heads, K key/value heads, H head size, P pages, S tokens of one
-page.
+Keys and values lie in pages, so documents need no padding. Dimensions: T tokens, N query heads, K
+key/value heads, H head size, P pages, S tokens of one page.
 """
 
 import threading
@@ -60,14 +57,7 @@ class PagedDocuments:
             )
 
     def attend(self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, scale: float) -> Tensor:
-        """Causal attention within each document, [T, N, H]; all float32, queries contiguous.
-
-        Args:
-            q_TNH: [T, N, H] queries.
-            k_TKH: [T, K, H] keys.
-            v_TKH: [T, K, H] values.
-            scale: multiplier of the scores.
-        """
+        """Causal attention within each document, [T, N, H]; float32, queries contiguous."""
         kernels = engine_kernels()
         kernels.cpu_attn_reshape_and_cache(
             k_TKH, v_TKH, self._keys_PKSH, self._values_PKSH, self._slots, self._instructions
@@ -96,11 +86,10 @@ class PagedDocuments:
 def paged_documents(
     bounds: Tensor, num_heads: int, num_kv_heads: int, head_size: int
 ) -> PagedDocuments:
-    """Lay the documents of a packed row out in pages, for N, K and H as `attends_heads_of` allows.
+    """The documents of a packed row in pages; `bounds`, [documents + 1], end with T.
 
-    `bounds` are [documents + 1] integers, the first token of each document, and T. For the same
-    tensor (not only an equal one) as in this thread's last call the result is the same object
-    again, whose keys and values the next layer overwrites.
+    For the same tensor as in this thread's last call it is the same object, whose keys and values
+    the next layer overwrites.
     """
     sizes = (num_heads, num_kv_heads, head_size)
     last = getattr(_of_thread, "last", None)

@@ -1,11 +1,8 @@
 """A transformer block with a second, faster forward for passes without gradient on a CPU.
 
-Scoring feeds several times the tokens that training does and needs no gradient. There norms, rotary
-embedding and attention are the engine's own kernels, and the feed-forward part runs over so few
-tokens at a time that they stay in the cache. With gradient, over tensor parallel ranks or in
-another type than float32, the block is torchtitan's.
-
-Dimension letters: T tokens, D model width, N query heads, K key/value heads, H head size.
+There norms, rotary embedding and attention are the engine's kernels, and the feed-forward part runs
+over so few tokens that they stay in the cache. Dimensions: T tokens, D model width, N query heads,
+K key/value heads, H head size.
 """
 
 from dataclasses import dataclass
@@ -40,19 +37,7 @@ class ScoringBlock(Qwen3TransformerBlock):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, attention_masks: VarlenMetadata, positions: Tensor | None = None
     ) -> Tensor:
-        """Run the block over one packed row.
-
-        Args:
-            x: [1, T, D].
-            attention_masks: document boundaries.
-            positions: [1, T] int64, restarting at 0 at each document.
-
-        Returns:
-            [1, T, D], dtype of x.
-
-        Raises:
-            ValueError: if a document is longer than the rotary table.
-        """
+        """One packed row, [1, T, D]; ValueError for a document beyond the rotary table."""
         attention = self.attention
         if (
             positions is None
@@ -81,10 +66,7 @@ class ScoringBlock(Qwen3TransformerBlock):
 
     @property
     def is_thread_safe(self) -> bool:
-        """Whether threads may run the float32 forward without gradient side by side.
-
-        Routers and torchtitan's own way, by `PackedSDPA`, keep things from layer to layer.
-        """
+        """Whether the forward without gradient keeps nothing from layer to layer."""
         return attends_heads_of(self.attention.head_dim) and not self.moe_enabled
 
     def _projected(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

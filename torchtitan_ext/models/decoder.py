@@ -33,18 +33,9 @@ class ScoringDecoder(Decoder):
         temperature: float = 1.0,
         with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Score one packed row.
+        """Log-probs of `targets` and entropy, [T] float32 nats each; a row is [1, T] int64 tokens.
 
-        Args:
-            tokens: [1, T] int64, documents laid end to end.
-            positions: [1, T] int64, restarting at 0 at each document.
-            attention_masks: document boundaries, from `get_attention_masks`.
-            targets: [1, T] int64; token whose log-prob is wanted at each position.
-            temperature: > 0.
-            with_entropy: whether the entropy is wanted.
-
-        Returns:
-            (log-probs [T] float32 nats; entropy [T] float32 nats, or [0] if not wanted).
+        `positions` restart at 0 at each document; the entropy is [0] if not wanted.
         """
         hidden = self.tok_embeddings(tokens)
         for layer in self.layers.values():

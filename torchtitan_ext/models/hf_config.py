@@ -1,7 +1,4 @@
-"""Reads a Hugging Face `config.json` and refuses what would be computed other than it says.
-
-Knows the keys of Llama and of dense and mixture-of-experts Qwen3.
-"""
+"""Reads a Hugging Face `config.json` and refuses what would be computed other than it says."""
 
 import json
 import math
@@ -82,11 +79,7 @@ _SIZES = [field.name for field in fields(HfConfig) if field.type is int]
 
 
 def read_hf_config(folder: str | Path) -> HfConfig:
-    """Read and check the config.json of a Hugging Face model folder.
-
-    Raises:
-        ModelFolderError: one line that names the folder, the key and the cure.
-    """
+    """Checked config.json of a model folder; ModelFolderError names folder, key and cure."""
     values = _Values(folder, _read_json(Path(folder)))
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:

@@ -31,14 +31,7 @@ class MetaModel:
 def build_meta_model(
     folder: str | Path, *, replicate: int, shard: int, tensor: int, expert: int
 ) -> MetaModel:
-    """Build the model of a config.json and check the degrees of parallelism against its experts.
-
-    `replicate` counts copies of the sharded model; the others are ranks that share its parameters,
-    each matrix, and a layer's experts.
-
-    Raises:
-        ModelFolderError: one line that names the folder and the key.
-    """
+    """The model of a config.json; ModelFolderError where its experts do not fit the degrees."""
     spec = model_spec_from_hf(folder)
     with torch.device("meta"):
         model = spec.model.build()
@@ -63,10 +56,7 @@ def build_meta_model(
 
 
 def stored_shapes(folder: str | Path) -> Shapes:
-    """Shapes by name from the headers of a folder's safetensors files; empty where there are none.
-
-    Raises ModelFolderError for a file that is broken.
-    """
+    """Shapes in a folder's safetensors, maybe none; ModelFolderError for a broken file."""
     shapes: Shapes = {}
     for file in sorted(Path(folder).glob("*.safetensors")):
         try:

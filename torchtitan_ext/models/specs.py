@@ -1,7 +1,6 @@
 """Model specs for torchtitan from a Hugging Face folder: Llama, dense and mixture-of-experts Qwen3.
 
-The model is torchtitan's own with the output projection replaced by `LogprobHead`, so a forward
-pass returns log-probs and entropy of given targets and never [T, V] logits.
+The model is torchtitan's own with the output projection replaced by `LogprobHead`.
 """
 
 import warnings
@@ -25,13 +24,7 @@ from torchtitan_ext.models.qwen3 import qwen3_config
 
 
 def model_spec_from_hf(folder: str | Path, *, chunk_mib: int = 64) -> ModelSpec:
-    """The spec of the model in a Hugging Face folder, from its config.json; on no device yet.
-
-    One chunk of float32 logits may take `chunk_mib` in the log-prob head.
-
-    Raises:
-        ModelFolderError: one line that names the folder, the key and the cure.
-    """
+    """The spec of a folder's config.json; ModelFolderError names folder, key and cure."""
     config = read_hf_config(folder)
     is_llama = config.model_type == "llama"
     return ModelSpec(
@@ -46,10 +39,7 @@ def model_spec_from_hf(folder: str | Path, *, chunk_mib: int = 64) -> ModelSpec:
 
 
 def parallelize_policy(model: nn.Module, **kwargs: Any) -> nn.Module:
-    """Torchtitan's parallelisation; on gloo, gradients are summed instead of pre-scaled.
-
-    Collective. Raises ModelFolderError if experts cannot be divided evenly over the ranks.
-    """
+    """Torchtitan's parallelisation; on gloo, gradients are summed, not pre-scaled. Collective."""
     check_expert_shards(model, kwargs["parallel_dims"])
     if isinstance(model, Llama3Model):
         model = parallelize_llama(model, **kwargs)
