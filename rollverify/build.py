@@ -226,16 +226,14 @@ def _register_hooks(
     if has_experts:
         routing = RoutingMetrics(trainer=policy, rollouter=rollouter, ranks=ranks)
         add(HookPoint.AFTER_TRAIN, "routing_metrics", routing)
-    trained = TrainedMetrics(trainer=run.trainer, ranks=ranks)
-    add(HookPoint.AFTER_TRAIN, "trained_metrics", trained)
+    add(HookPoint.AFTER_TRAIN, "trained_metrics", TrainedMetrics(trainer=run.trainer, ranks=ranks))
     if is_verified:
         threshold = config.verification.segment_threshold
         noise_floor = NoiseFloor(segment_threshold=threshold, against=against)
         add(HookPoint.AFTER_TRAIN, "noise_floor", noise_floor)
 
     if is_partial:
-        log = audit_log if is_verified else None
-        verification = _verification(config, rollouts, scorer, log, ranks)
+        verification = _verification(config, rollouts, scorer, audit_log, ranks)
         add(HookPoint.BEFORE_WEIGHT_SYNC, "verification", verification)
         if config.switching.enable:
             switching = Switching(window=window, rollouter=rollouter)
@@ -276,7 +274,7 @@ def _verification(
         ),
         settings=config.verification,
         buffer=buffer,
-        audit_log=audit_log,
+        audit_log=audit_log if config.method.name == "rollverify" else None,
         ranks=ranks,
     )
 
