@@ -281,12 +281,13 @@ def _unknown(key: str, what: str) -> str:
         known for known in names if len(name) > 2 and (name in known or known in name)
     ]
     keys = [f"{table}.{known}" for known in near[:1]]
+    elsewhere = [known for known in SETTINGS if known.endswith(f".{name}")]
     if table and not keys:
-        keys = difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.75)
+        keys = elsewhere or difflib.get_close_matches(key, SETTINGS, n=1, cutoff=0.75)
     elif not table:
         keys = [tables[known] for known in difflib.get_close_matches(name, tables, n=1)]
         keys = keys or [tables[known] for known in tables if known.startswith(name[:4])]
-    keys = keys or [known for known in SETTINGS if known.endswith(f".{name}")]
+    keys = keys or elsewhere
     if keys:
         cure = f"did you mean {' or '.join(keys)}?"
     elif table in tables:
