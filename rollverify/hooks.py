@@ -86,11 +86,6 @@ class HookRegistry:
                 )
         self._hooks[point][name] = hook
 
-    def register_if(self, point: HookPoint, name: str, hook: Hook | None) -> None:
-        """Append a hook, or nothing where a run has no use for it."""
-        if hook is not None:
-            self.register(point, name, hook)
-
     def run(self, point: HookPoint, state: StepState) -> None:
         """Run the point's hooks in order; an error gets a note naming hook, point and step."""
         for name, hook in self._hooks[point].items():

@@ -164,17 +164,3 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def reduce_metrics(
-    sums: dict[str, float],
-    maxima: dict[str, float],
-    group: dist.ProcessGroup | None = None,
-) -> tuple[dict[str, float], dict[str, float]]:
-    """`Ranks.reduce` over a group, or over the world. Collective."""
-    return (Ranks.world() if group is None else Ranks.of(group)).reduce(sums, maxima)
-
-
-def gather_values(rows: Sequence[Tensor], group: dist.ProcessGroup | None) -> list[Tensor]:
-    """`Ranks.join` over a group. Collective."""
-    return Ranks.of(group).join(rows)

@@ -138,14 +138,6 @@ class PermutationChain:
         r"""Prompt of a problem, e.g. (5, 10, 12) -> "F12k\n"."""
         return FUNCTION_NAMES[function] + self._line(count, state)
 
-    def longest_response_tokens(self) -> int:
-        """Tokens of the longest right response, end-of-sequence included (one per character)."""
-        return self.max_steps * len(self._line(0, 0)) + 1
-
-    def longest_prompt_tokens(self) -> int:
-        """Tokens of every prompt (one per character): all prompts are equally long."""
-        return len(self.prompt_text(0, 0, 0))
-
     def _line(self, left: int, state: int) -> str:
         return f"{left:0{len(str(self.max_steps))}d}{STATE_NAMES[state]}\n"
 
