@@ -4,8 +4,9 @@ Threads inside of operations wait for one another at the end of each. For one ra
 keep no state.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,19 +46,27 @@ class RowThreads:
         """[T] float32 nats per row; `rows` are keywords of `ScoringDecoder.forward`."""
         num_threads, num_rows = torch.get_num_threads(), self.rows_at_once
         longest_first = sorted(range(len(rows)), key=lambda i: -rows[i]["tokens"].numel())
-        # Of each thread, and the default of new ones; vLLM makes torch's public name a no-op.
-        set_threads = torch._C.set_num_threads
-        pool = ThreadPoolExecutor(num_rows, "score", set_threads, (num_threads // num_rows,))
+
+        def score_row(index: int) -> Tensor:
+            # Of each thread, and the default of new ones; vLLM makes torch's public name a no-op.
+            torch._C.set_num_threads(num_threads // num_rows)
+            return _score_row(self._model, rows[index], temperature)
+
         try:
-            with _gathered_weights(self._model), pool:
-                futures = {
-                    index: pool.submit(_score_row, self._model, rows[index], temperature)
-                    for index in longest_first
-                }
+            with _gathered_weights(self._model):
+                pool = _pool(num_rows)
+                futures = {index: pool.submit(score_row, index) for index in longest_first}
+                wait(futures.values())
         finally:
-            set_threads(num_threads)
+            torch._C.set_num_threads(num_threads)
         scores = {index: future.result() for index, future in futures.items()}
         return [scores[index] for index in range(len(rows))]
+
+
+@functools.cache
+def _pool(num_rows: int) -> ThreadPoolExecutor:
+    """Kept, because the memory of new threads is slower."""
+    return ThreadPoolExecutor(num_rows, "score")
 
 
 @torch.no_grad()
