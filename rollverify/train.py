@@ -14,7 +14,7 @@ from rollverify.checkpoint.run_folder import resolve
 from rollverify.config.environment import set_defaults
 from rollverify.errors import EngineFailedError, NoSignalError
 from rollverify.hooks import HookPoint, StepState
-from rollverify.launch.shutdown import die_with_parent, write_rank_error
+from rollverify.launch.shutdown import die_with_parent, exit_at_once, write_rank_error
 from rollverify.log import init_logger
 
 if TYPE_CHECKING:
@@ -86,12 +86,5 @@ def main(argv: Sequence[str]) -> int:
             run.close()
 
 
-def _exit(code: int) -> None:
-    """End without the interpreter's teardown, in which native libraries print leak reports."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _exit(main(sys.argv[1:]))
+    exit_at_once(main(sys.argv[1:]))

@@ -6,7 +6,6 @@ The records do not depend on how often it was interrupted, but for the rounding 
 import contextlib
 import hashlib
 import logging
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from rollverify.data.prompts import Prompt
 from rollverify.engine.model_folder import ModelFolder, read_model_folder
 from rollverify.evaluation.evaluator import Evaluator
 from rollverify.evaluation.records import Identity, ProblemRecord, RecordFile
-from rollverify.launch.shutdown import die_with_parent, write_rank_error
+from rollverify.launch.shutdown import die_with_parent, exit_at_once, write_rank_error
 from rollverify.log import init_logger
 from rollverify.rewards import Reward
 from rollverify.rollout.inputs import load_from, make_run_reward, prompt_source
@@ -166,12 +165,5 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _exit(code: int) -> None:
-    """End without the interpreter's teardown, in which native libraries print leak reports."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _exit(main(sys.argv[1:]))
+    exit_at_once(main(sys.argv[1:]))

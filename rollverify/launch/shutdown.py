@@ -70,6 +70,13 @@ def die_with_parent() -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def exit_at_once(code: int) -> None:
+    """End without the interpreter's teardown, in which native libraries print leak reports."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def write_rank_error(error: BaseException) -> int:
     """Report what ends this rank, and return its exit code: 2 for user errors, otherwise 1.
 

@@ -20,4 +20,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    program._exit(main(sys.argv[1:]))
+    program.exit_at_once(main(sys.argv[1:]))

@@ -117,4 +117,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    program._exit(main())
+    program.exit_at_once(main())
