@@ -67,7 +67,9 @@ rv_install() {  # what is there already is kept; the stamp comes last
     if rv_find_uv; then
         install=("$rv_uv" pip install --python "$ROLLVERIFY_PYTHON")
         [ "$rv_flavour" = cuda ] || rv_find_cpu_torch
-        rv_step "$what" "$rv_uv" pip sync --python "$ROLLVERIFY_PYTHON" ${rv_backend:+"$rv_backend"} "${rv_locks[@]}"
+        # Where Python writes no bytecode, each start would compile torch and vLLM anew (some 10 s).
+        rv_step "$what" "$rv_uv" pip sync ${PYTHONDONTWRITEBYTECODE:+--compile-bytecode} \
+            --python "$ROLLVERIFY_PYTHON" ${rv_backend:+"$rv_backend"} "${rv_locks[@]}"
     else
         install=("${rv_pip[@]}" install)
         for lock in "${rv_locks[@]}"; do rv_step "$what: ${lock##*/}" "${install[@]}" --no-deps -r "$lock"; done
