@@ -1,18 +1,18 @@
 """Fixtures shared by the unit tests."""
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from support.gloo_rank import run_rank
 
 from rollverify.log import _LIBRARY_LOGGERS, _OWN_LOGGERS
 
 WORKER_TIMEOUT_S = 60
+WorkerMain = Callable[[int, int, Path], None]
 
 
 @pytest.fixture(autouse=True)
@@ -44,35 +44,30 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def run_gloo_workers(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[Path, int], Path]:
-    """Run `worker.py RANK WORLD_SIZE FOLDER` once per rank and return FOLDER.
+) -> Callable[[WorkerMain, int], Path]:
+    """Run `main(rank, world_size, folder)` once per rank and return the folder.
 
-    The workers meet through a file in FOLDER, so no port is needed; each is killed by its own
-    pid after a timeout.
+    The ranks are forked from a server that has imported what they need, meet through a file, so
+    that no port is needed, and are killed after a timeout.
     """
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tensordict", "torch.distributed.checkpoint"])
 
-    def run(script: Path, world_size: int) -> Path:
+    def run(main: WorkerMain, world_size: int) -> Path:
         folder = tmp_path_factory.mktemp(f"world_{world_size}")
-        workers = [start_worker(script, rank, world_size, folder) for rank in range(world_size)]
+        ranks = [
+            context.Process(target=run_rank, args=(main, rank, world_size, folder))
+            for rank in range(world_size)
+        ]
         try:
-            for worker in workers:
-                _, errors = worker.communicate(timeout=WORKER_TIMEOUT_S)
-                assert worker.returncode == 0, errors
+            for process in ranks:
+                process.start()
+            for process in ranks:
+                process.join(WORKER_TIMEOUT_S)
+                assert process.exitcode == 0, (folder / "errors").read_text()
         finally:
-            for worker in workers:
-                worker.kill()  # Does nothing to a process that has ended.
-                worker.wait()
+            for process in ranks:
+                process.kill()  # Does nothing to a process that has ended.
         return folder
 
     return run
-
-
-def start_worker(script: Path, rank: int, world_size: int, folder: Path) -> subprocess.Popen[str]:
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, str(script), str(rank), str(world_size), str(folder)]
-    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)

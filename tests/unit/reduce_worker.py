@@ -1,11 +1,9 @@
 """One rank of the reduction that test_reduction.py checks; not a test itself.
 
-Arguments: rank, world size, folder. Each rank writes what it got back.
+Each rank writes what it got back.
 """
 
 import json
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -14,12 +12,7 @@ import torch.distributed as dist
 from rollverify.ranks import Ranks
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
-    )
+def main(rank: int, world_size: int, folder: Path) -> None:
     ranks = Ranks.of(dist.group.WORLD)
     # Ranks insert their keys in different orders, and rank 1 has the larger maximum.
     sums = {"b": 10.0, "a": 1.0} if rank == 0 else {"a": 2.0, "b": 20.0}
@@ -39,8 +32,3 @@ def main() -> None:
     nothing = [values.tolist() for values in ranks.join([torch.zeros(0)])]
     result = [reduced, only_maxima, only_sums, error, gathered, nothing]
     (folder / f"{rank}.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
 """Reduction of metrics over ranks."""
 
 import json
-from pathlib import Path
 
 import pytest
+from unit import reduce_worker
 
 from rollverify.ranks import Ranks
 
@@ -15,7 +15,7 @@ def test_without_a_process_group_nothing_changes():
 
 @pytest.mark.distributed
 def test_two_ranks_get_the_same_sums_and_maxima(run_gloo_workers):
-    folder = run_gloo_workers(Path(__file__).with_name("reduce_worker.py"), 2)
+    folder = run_gloo_workers(reduce_worker.main, 2)
     for rank in range(2):
         result = json.loads((folder / f"{rank}.json").read_text())
         reduced, only_maxima, only_sums, error, gathered, nothing = result

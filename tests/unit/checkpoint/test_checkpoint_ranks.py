@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoint_run import FakeRun
+from unit.checkpoint import checkpoint_worker
 
 from rollverify.checkpoint.checkpoint import COMPLETE_FILE, complete_steps
 from rollverify.errors import CheckpointError
-
-WORKER = Path(__file__).with_name("checkpoint_worker.py")
 
 
 @pytest.fixture
@@ -138,7 +137,7 @@ def test_a_fault_of_the_program_is_not_taken_for_one_of_the_user(folder):
 @pytest.fixture(scope="module")
 def of_two_ranks(run_gloo_workers) -> tuple[Path, list[dict[str, Any]]]:
     """(folder, what each rank saw)."""
-    folder = run_gloo_workers(WORKER, 2)
+    folder = run_gloo_workers(checkpoint_worker.main, 2)
     return folder, [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,15 +1,11 @@
 """One rank of the test set pass that test_evaluation_ranks.py checks; not a test itself.
 
-Arguments: rank, world size, folder. Each rank writes its metrics.
+Each rank writes its metrics.
 """
 
 import json
-import sys
-from datetime import timedelta
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from support.fakes import FakeEngine
 from unit.evaluation.examples import Answers, encoded, evaluator
 
@@ -43,13 +39,7 @@ def evaluate(rank: int, world_size: int, num_problems: int = NUM_PROBLEMS) -> di
     return Evaluation(evaluator=share, last_step=1).run(0)
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
-    )
+def main(rank: int, world_size: int, folder: Path) -> None:
     results = {
         "shares": evaluate(rank, world_size),
         "nothing on rank 1": evaluate(rank, world_size, num_problems=1),
@@ -57,8 +47,3 @@ def main() -> None:
         "twice": evaluate(0, 1),
     }
     (folder / f"{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,15 @@
 """The test set pass on two ranks is that of one rank, to the last bit and on each of them."""
 
 import json
-from pathlib import Path
 
 import pytest
+from unit.evaluation import evaluation_worker
 from unit.evaluation.evaluation_worker import evaluate
 
 
 @pytest.mark.distributed
 def test_two_ranks_evaluate_as_one_does(run_gloo_workers):
-    folder = run_gloo_workers(Path(__file__).with_name("evaluation_worker.py"), 2)
+    folder = run_gloo_workers(evaluation_worker.main, 2)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
     assert ranks[0] == ranks[1]
     assert ranks[0]["shares"] == ranks[0]["twice"] == evaluate(0, 1)

@@ -1,10 +1,8 @@
 """One rank of the steps that test_objective_ranks.py checks; not a test itself.
 
-Arguments: rank, world size, folder. Rank 0 writes the parameters and metrics of every objective.
+Rank 0 writes the parameters and metrics of every objective.
 """
 
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -25,13 +23,7 @@ class SummingTrainer(ScoringTrainer):
         return super().optimizer_step(is_last=is_last)
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
-    )
+def main(rank: int, world_size: int, folder: Path) -> None:
     # Groups go round the ranks, but the last rank has one less than its share.
     owners = [min(one, 6) % world_size for one in range(8)]
     finished = [one for one in stale_batch() if owners[int(one["group_id"])] == rank]
@@ -49,8 +41,3 @@ def main() -> None:
         results.append((trainer.logits.detach(), metrics))
     if rank == 0:
         torch.save(results, folder / "results.pt")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,9 @@
 """One rank of the data-parallel SGD step that test_aggregation.py checks; not a test itself.
 
-Arguments: rank, world size, folder. Rank 0 writes the parameter after one step per mode.
+Rank 0 writes the parameter after one step per mode.
 """
 
 import json
-import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -35,18 +33,8 @@ def step(mode: str, own: list[list[float]]) -> float:
     return (parameter - parameter.grad).item()
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
-    )
+def main(rank: int, world_size: int, folder: Path) -> None:
     own = [list(sequence) for sequence in SEQUENCES[rank::world_size]]
     parameters = {mode: step(mode, own) for mode in MODES}
     if rank == 0:
         (folder / "parameters.json").write_text(json.dumps(parameters))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,10 @@
 """Weights of tokens in the batch loss: hand-worked means, any split, any number of ranks."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from unit.losses import sgd_worker
 
 from rollverify.losses.aggregation import BatchCounts, Normalizer, count_batch
 
@@ -63,7 +63,7 @@ def test_ag03_the_mode_names_the_mean(mode, expected):
 def test_ag05_the_number_of_ranks_does_not_matter(world_size, run_gloo_workers):
     # Inputs 1..8 in sequences of 3, 1, 2, 2: gradient of parameter * input is the mean input.
     # token 36 / 8; sequence (2 + 4 + 5.5 + 7.5) / 4; constant 36 / (3 * 4). Step from 0, lr 1.
-    folder = run_gloo_workers(Path(__file__).with_name("sgd_worker.py"), world_size)
+    folder = run_gloo_workers(sgd_worker.main, world_size)
     parameters = json.loads((folder / "parameters.json").read_text())
     expected = {"token_mean": -4.5, "sequence_mean": -4.75, "constant_length": -3.0}
     assert parameters == pytest.approx(expected, abs=1e-6)

@@ -1,10 +1,9 @@
 """The same batch gives the same parameters for every split: micro-batches, packing, ranks."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from support.fakes import ScoringTrainer
+from unit.losses import objective_worker
 from unit.losses.objective_cases import MASKING, OBJECTIVES, RANK_CASES, stale_batch, take_step
 
 from rollverify.config.losses import CORRECTIONS, LOSSES
@@ -69,7 +68,7 @@ def test_the_step_does_not_depend_on_the_order(name):
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_step_does_not_depend_on_the_number_of_ranks(world_size, run_gloo_workers):
     """AG05, with ranks that hold unequal shares, one and two optimizer steps."""
-    folder = run_gloo_workers(Path(__file__).with_name("objective_worker.py"), world_size)
+    folder = run_gloo_workers(objective_worker.main, world_size)
     results = torch.load(folder / "results.pt")
     for (name, changes), result in zip(RANK_CASES, results, strict=True):
         assert_same(result, step(name, **changes))

@@ -3,8 +3,6 @@
 Arguments: rank, world size, folder.
 """
 
-import sys
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,19 +18,10 @@ ACTIVE = ([4, 4, 1], [3])
 """By rank; the second one ends its phase two engine steps earlier."""
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    store = dist.FileStore(str(folder / "store"), world_size)
-    timeout = timedelta(seconds=30)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+def main(rank: int, world_size: int, folder: Path) -> None:
     log = SlotLog(folder, rank=rank)
     rollouter = SimpleNamespace(stats=SimpleNamespace(active=ACTIVE[rank]))
     state = StepState(step=2, policy_version=1)
     state.finished = [trajectory([0], [1] * (rank + 1), group=rank)]
     SlotTrace(rollouter=rollouter, slot_log=log, ranks=Ranks.of(dist.group.WORLD))(state)
     log.close()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,11 @@
 """The slot trace: what a phase did by engine step, over all ranks."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.fakes import trajectory
+from unit.metrics import slot_trace_worker
 
 from rollverify.hooks import StepState
 from rollverify.metrics.json_lines import SLOTS_FILE, SlotLog
@@ -31,6 +31,6 @@ def test_a_rank_that_has_ended_runs_nothing():
 
 @pytest.mark.distributed
 def test_two_ranks_write_one_line(run_gloo_workers):
-    folder = run_gloo_workers(Path(__file__).with_name("slot_trace_worker.py"), 2)
+    folder = run_gloo_workers(slot_trace_worker.main, 2)
     line = json.loads((folder / SLOTS_FILE).read_text())
     assert line == {"step": 2, "active": [7, 4, 1], "lengths": [1, 2]}

@@ -1,16 +1,12 @@
 """One rank of the partial rollouts that test_rank_exchange.py checks; not a test itself.
 
-Arguments: rank, world size, folder. Each rank writes what it saw in each of its phases.
+Each rank writes what it saw in each of its phases.
 """
 
 import json
-import os
-import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from support.fakes import FakeEngine, trajectory
 from support.rollout_parts import Parts, make_parts, names
@@ -149,13 +145,7 @@ def twins(rank: int) -> list[str]:
     return told
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
-    )
+def main(rank: int, world_size: int, folder: Path) -> None:
     result = {
         "phases": phases(world_size),
         "failure": failure(rank),
@@ -165,9 +155,3 @@ def main() -> None:
         "no_signal": no_signal(),
     }
     (folder / f"{rank}.json").write_text(json.dumps(result))
-    dist.barrier()
-    os._exit(0)  # As the program ends, too: threads of gloo may outlive the interpreter's teardown.
-
-
-if __name__ == "__main__":
-    main()

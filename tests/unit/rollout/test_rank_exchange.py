@@ -1,11 +1,11 @@
 """Which groups are trained on, their balance over ranks, and partial rollouts on two ranks."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.rollout import rank_worker
 from unit.rollout.rank_worker import GROUPS_PER_STEP, NUM_PHASES, dynamic_phases, is_silent
 
 from rollverify.ranks import Ranks
@@ -60,7 +60,7 @@ def test_balance_never_makes_the_fullest_rank_fuller_and_moves_a_group_once(size
 
 @pytest.fixture(scope="module")
 def two_ranks(run_gloo_workers) -> list[dict]:
-    folder = run_gloo_workers(Path(__file__).with_name("rank_worker.py"), 2)
+    folder = run_gloo_workers(rank_worker.main, 2)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,15 +1,12 @@
 """One rank of the step that test_packing.py checks; not a test itself.
 
-Arguments: rank, world size, folder. Each rank writes its rows, its metrics and the summed gradient.
+Each rank writes its rows, its metrics and the summed gradient.
 """
 
 import json
-import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from support.fakes import FakeTrainer, trajectory
 from tensordict import TensorDict
@@ -57,17 +54,6 @@ def one_step(finished: list[TensorDict], group: dist.ProcessGroup | None) -> dic
     return {"num_rows": trainer.num_rows, "metrics": metrics, "gradient": gradient}
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
-    )
+def main(rank: int, world_size: int, folder: Path) -> None:
     result = one_step(SHARES[rank], dist.group.WORLD)
     (folder / f"{rank}.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

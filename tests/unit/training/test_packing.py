@@ -2,11 +2,11 @@
 
 import json
 from dataclasses import MISSING, fields
-from pathlib import Path
 
 import pytest
 import torch
 from support.fakes import trajectory
+from unit.training import packing_worker
 from unit.training.packing_worker import MAX_TOKENS, SHARES, one_step
 
 from rollverify.engine.model_folder import RoutingShape
@@ -156,7 +156,7 @@ def test_ranks_with_fewer_rows_add_fillers_and_the_step_is_the_same(run_gloo_wor
 
     DH03 too: 5 trajectories on 2 ranks give the gradient of 5 trajectories on one.
     """
-    folder = run_gloo_workers(Path(__file__).with_name("packing_worker.py"), 2)
+    folder = run_gloo_workers(packing_worker.main, 2)
     alone = one_step(SHARES[0] + SHARES[1], None)
     for rank in range(2):
         result = json.loads((folder / f"{rank}.json").read_text())

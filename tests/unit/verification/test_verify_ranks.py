@@ -1,9 +1,9 @@
 """The verify phase on two ranks is that of one rank: metrics, percentiles, cuts, audit log."""
 
 import json
-from pathlib import Path
 
 import pytest
+from unit.verification import verify_worker
 from unit.verification.verify_worker import verify
 
 from rollverify.metrics.json_lines import CUTS_FILE
@@ -12,7 +12,7 @@ from rollverify.metrics.names import is_declared
 
 @pytest.mark.distributed
 def test_two_ranks_verify_as_one_does(run_gloo_workers, tmp_path):
-    folder = run_gloo_workers(Path(__file__).with_name("verify_worker.py"), 2)
+    folder = run_gloo_workers(verify_worker.main, 2)
     alone = verify(0, 1, None, tmp_path)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
     assert ranks[0]["metrics"] == ranks[1]["metrics"]

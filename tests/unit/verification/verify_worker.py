@@ -1,11 +1,9 @@
 """One rank of the verify phase that test_verify_ranks.py checks; not a test itself.
 
-Arguments: rank, world size, folder. Each rank writes its metrics and how much of U_k it has left.
+Each rank writes its metrics and how much of U_k it has left.
 """
 
 import json
-import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +107,6 @@ def verify(
     return {"metrics": state.metrics, "left": left, "num_rows": len(trainer.scored_rows)}
 
 
-def main() -> None:
-    rank, world_size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world_size)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
-    )
+def main(rank: int, world_size: int, folder: Path) -> None:
     result = verify(rank, world_size, dist.group.WORLD, folder)
     (folder / f"{rank}.json").write_text(json.dumps(result))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
