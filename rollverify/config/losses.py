@@ -1,7 +1,7 @@
 """Tables [loss] and [correction]: each loss and correction is the table of its own settings."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -13,6 +13,13 @@ ClipLow = Annotated[float, Field(gt=0, le=1)]
 
 class LossConfig(Table, frozen=True):
     """The policy loss: what all losses read."""
+
+    function: ClassVar[str]
+    """The loss itself, "module:function" in rollverify/losses/."""
+    takes_weights: ClassVar[bool] = False
+    """Whether it works the correction's weights in itself; else the loss is multiplied by them."""
+    has_ratio: ClassVar[bool] = True
+    """Whether it divides by `denominator`; if not, a correction weighs the policy itself."""
 
     name: str = "grpo"
     """grpo: clipped ratio. dr_grpo: without deviation and own length. gspo: clips the response's
@@ -37,6 +44,7 @@ class LossConfig(Table, frozen=True):
 class Grpo(LossConfig, frozen=True):
     """The clipped surrogate of PPO, with the group as baseline."""
 
+    function = "clipped:grpo"
     name: Literal["grpo"] = "grpo"
     clip_low: ClipLow = 0.2
     """The ratio is clipped below 1 - clip_low."""
@@ -49,6 +57,7 @@ class Grpo(LossConfig, frozen=True):
 class DrGrpo(LossConfig, frozen=True):
     """GRPO's token loss under centred advantages and a constant length."""
 
+    function = "clipped:dr_grpo"
     name: Literal["dr_grpo"] = "dr_grpo"
     clip_low: ClipLow = 0.2
     """The ratio is clipped below 1 - clip_low."""
@@ -68,18 +77,21 @@ class SequenceClip(LossConfig, frozen=True):
 class Gspo(SequenceClip, frozen=True):
     """One clipped ratio per response."""
 
+    function = "sequence:gspo"
     name: Literal["gspo"] = "gspo"
 
 
 class GspoToken(SequenceClip, frozen=True):
     """GSPO's ratio with the gradient of each token."""
 
+    function = "sequence:gspo_token"
     name: Literal["gspo_token"] = "gspo_token"
 
 
 class Sapo(LossConfig, frozen=True):
     """A soft gate instead of the clip."""
 
+    function = "weighted:sapo"
     name: Literal["sapo"] = "sapo"
     tau_positive: Positive = 1.0
     """Temperature of the gate for positive advantages; larger closes it sooner."""
@@ -90,6 +102,8 @@ class Sapo(LossConfig, frozen=True):
 class Vespo(LossConfig, frozen=True):
     """A smooth weight of the response's whole ratio."""
 
+    function = "sequence:vespo"
+    takes_weights = True
     name: Literal["vespo"] = "vespo"
     positive_power: NotNegative = 2.0
     """Exponent of the response's ratio, advantage >= 0."""
@@ -104,6 +118,7 @@ class Vespo(LossConfig, frozen=True):
 class Cispo(LossConfig, frozen=True):
     """Clipped weights whose tokens keep their gradient."""
 
+    function = "weighted:cispo"
     name: Literal["cispo"] = "cispo"
     clip_low: NotNegative = 1.0
     """The weight is at least 1 minus this; 1 or more: no lower bound."""
@@ -116,6 +131,7 @@ class Cispo(LossConfig, frozen=True):
 class DecoupledPpo(LossConfig, frozen=True):
     """The clip around the trainer before the step, and a weight from the engine to there."""
 
+    function = "clipped:decoupled_ppo"
     name: Literal["decoupled_ppo"] = "decoupled_ppo"
     clip_low: ClipLow = 0.2
     """The ratio is clipped below 1 - clip_low."""
@@ -130,6 +146,7 @@ class DecoupledPpo(LossConfig, frozen=True):
 class M2po(LossConfig, frozen=True):
     """No clip: the tokens with the largest squared log ratio are dropped."""
 
+    function = "weighted:m2po"
     name: Literal["m2po"] = "m2po"
     threshold: Positive = 0.04
     """Bound of the mean squared log ratio of the tokens that are kept, nats^2."""
@@ -138,6 +155,8 @@ class M2po(LossConfig, frozen=True):
 class Reinforce(LossConfig, frozen=True):
     """The policy gradient without a ratio."""
 
+    function = "weighted:reinforce"
+    has_ratio = False
     name: Literal["reinforce"] = "reinforce"
 
 
@@ -161,6 +180,7 @@ def named(names: tuple[str, ...]) -> AfterValidator:
 class CustomLoss(LossConfig, frozen=True):
     """A loss of one's own."""
 
+    function = "custom:custom_loss"
     name: Annotated[str, named(tuple(LOSSES))]  # pyright: ignore[reportGeneralTypeIssues]: no default
     settings: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Keyword arguments of the function, for loss.name = "module:function"."""

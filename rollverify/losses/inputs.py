@@ -48,7 +48,7 @@ class LossInputs(RowInputs):
     log_rho: Tensor
     """Log of the policy that the loss starts from / behavior, 0 outside the mask."""
 
-    correction_weights: Tensor | None = None  # read only by the losses in `TAKES_WEIGHTS`
+    correction_weights: Tensor | None = None  # read only by losses with `takes_weights`
 
 
 def check_finite(loss_mask: Tensor, **rows: Tensor) -> None:

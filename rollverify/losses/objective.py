@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rollverify.config.function import load_function
 from rollverify.config.losses import CorrectionConfig, CustomLoss, Grpo, LossConfig, M2po, Truncated
 from rollverify.config.tables import KlConfig
-from rollverify.losses import TAKES_WEIGHTS, WITHOUT_RATIO, loss_function
 from rollverify.losses.aggregation import Normalizer
 from rollverify.losses.corrections import CORRECTION_FUNCTIONS, Correction
 from rollverify.losses.custom import check_custom_loss
@@ -118,15 +118,16 @@ class Objective:
 
     def _corrected(self, inputs: LossInputs, correction: Correction) -> tuple[Tensor, Diagnostics]:
         """Token loss with the correction's weights; `is_masked` covers what either drops."""
-        is_applied, takes_weights = self.correction.name != "none", self.loss.name in TAKES_WEIGHTS
-        if is_applied and takes_weights:
+        is_applied = self.correction.name != "none"
+        if is_applied and self.loss.takes_weights:
             inputs = replace(inputs, correction_weights=correction.weights)
-        token_loss, flags = loss_function(self.loss)(inputs, self.loss)
+        function = load_function("loss.name", f"rollverify.losses.{self.loss.function}")
+        token_loss, flags = function(inputs, self.loss)
         if not is_applied:
             return token_loss, flags
         dropped = (correction.is_masked & inputs.loss_mask).to(flags["is_masked"].dtype)
         flags = flags | {"is_masked": torch.maximum(flags["is_masked"], dropped)}
-        if not takes_weights:
+        if not self.loss.takes_weights:
             token_loss = correction.weights * token_loss
         return token_loss, flags
 
@@ -141,7 +142,7 @@ class Objective:
             denominator = behavior
         elif self.loss.denominator == "anchor_at_sampling":
             denominator = start = _at_sampling(row, anchor)
-        if self.loss.name in WITHOUT_RATIO:
+        if not self.loss.has_ratio:
             start = policy_logprobs.detach()
         check_finite(
             mask,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rollverify.config.dump import diff
+from rollverify.config.function import load_function
 from rollverify.config.load import load_config, read_file
 from rollverify.config.losses import CORRECTIONS, LOSSES
-from rollverify.losses import LOSS_FUNCTIONS
 from rollverify.losses.corrections import CORRECTION_FUNCTIONS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -49,5 +49,7 @@ def test_the_file_of_the_default_loss_restates_the_defaults() -> None:
 
 
 def test_every_loss_and_correction_has_a_table_and_a_function() -> None:
-    assert set(LOSSES) == set(LOSS_FUNCTIONS)
+    for name, table in LOSSES.items():
+        function = load_function("loss.name", f"rollverify.losses.{table.function}")
+        assert function.__name__ == name and function.__annotations__["settings"] is table
     assert set(CORRECTIONS) == set(CORRECTION_FUNCTIONS)

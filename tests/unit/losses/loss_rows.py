@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
+from rollverify.config.function import load_function
 from rollverify.config.losses import CORRECTIONS, LOSSES
-from rollverify.losses import LOSS_FUNCTIONS, TAKES_WEIGHTS
 from rollverify.losses.aggregation import Normalizer, count_batch
 from rollverify.losses.corrections import CORRECTION_FUNCTIONS
 from rollverify.losses.inputs import LossInputs, log_difference
@@ -58,7 +58,9 @@ def loss_inputs(policy, denominator, behavior, advantages, mask, dtype=torch.flo
 
 def token_loss(name, inputs, **settings):
     """(token loss, diagnostics) of a loss by name."""
-    return LOSS_FUNCTIONS[name](inputs, LOSSES[name](**settings))
+    table = LOSSES[name]
+    function = load_function("loss.name", f"rollverify.losses.{table.function}")
+    return function(inputs, table(**settings))
 
 
 def correct(
@@ -88,10 +90,10 @@ def run(name, rows, *, aggregation, constant=None, correction=None, **settings):
     policy, denominator, behavior, advantages, mask = rows
     policy = flat(policy).requires_grad_()
     inputs = loss_inputs(policy, denominator, behavior, advantages, mask)
-    if correction is not None and name in TAKES_WEIGHTS:
+    if correction is not None and LOSSES[name].takes_weights:
         inputs = replace(inputs, correction_weights=correction.weights)
     values, _ = token_loss(name, inputs, **settings)
-    if correction is not None and name not in TAKES_WEIGHTS:
+    if correction is not None and not LOSSES[name].takes_weights:
         values = correction.weights * values
     loss = (values * batch_weights(aggregation, mask, constant)).sum()
     loss.backward()
