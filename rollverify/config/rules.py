@@ -21,17 +21,36 @@ if TYPE_CHECKING:
     from rollverify.config.tables import Config
 
 ENGINE_OPTIONS_SET_ELSEWHERE = {
+    "async_scheduling": "it follows from the device; remove it",
+    "cpu_offload_gb": "weights are rewritten in place, so they must be on the GPU; remove it",
+    "data_parallel_size": "every rank has an engine of its own; remove it",
+    "disable_log_stats": "preemptions are counted from them; remove it",
+    "distributed_executor_backend": "the engine lives in the trainer's process; remove it",
     "dtype": "set engine.dtype instead",
+    "enable_chunked_prefill": "it follows from the device; remove it",
+    "enable_expert_parallel": "every rank's engine holds all experts; remove it",
+    "enable_lora": "weights are rewritten in place, adapters are not; remove it",
     "enable_return_routed_experts": "set routing_replay.mode = 'engine' instead",
-    "enforce_eager": "set engine.enforce_eager instead",
+    "enable_sleep_mode": "set engine.sleep instead",
+    "enforce_eager": "set engine.cuda_graphs instead",
     "generation_config": "it would change sampling; set the keys of [rollout] instead",
     "gpu_memory_utilization": "set engine.gpu_memory_utilization instead",
+    "kv_cache_dtype": "its log-probs would not be those of the weights; remove it",
+    "kv_cache_memory_bytes": "set engine.kv_cache_gib or engine.gpu_memory_utilization instead",
+    "load_format": "the first weights come from model.path, the next from the trainer; remove it",
     "logprobs_mode": "training needs log-probs after temperature; remove it",
     "max_model_len": "it follows from rollout.max_prompt_tokens and rollout.max_response_tokens",
     "max_num_batched_tokens": "set engine.max_num_batched_tokens instead",
     "max_num_seqs": "set engine.max_num_seqs instead",
     "model": "set model.path instead",
+    "moe_backend": "only 'triton' keeps the layout that weights are written in; remove it",
+    "pipeline_parallel_size": "the engine lives in one process; remove it",
+    "quantization": "quantised weights cannot be rewritten in place; remove it",
     "seed": "set run.seed instead",
+    "skip_tokenizer_init": "the engine takes and gives token ids; remove it",
+    "speculative_config": "its tokens have no log-probs of this policy; remove it",
+    "tensor_parallel_size": "every rank has an engine of its own; remove it",
+    "tokenizer": "set model.path instead",
 }
 
 TEMPLATE_NAMES = ("auto", "none", "boxed", "answer_line")

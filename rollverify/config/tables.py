@@ -35,6 +35,8 @@ class RunConfig(Table, frozen=True):
     """Seed of prompt order and sampling; each request's seed is derived from it."""
     output_dir: str = "outputs"
     """Folder that holds the run folders."""
+    deterministic: bool = False
+    """Whether GPUs repeat a run exactly where they can (docs/gpu.md), which is slower; CPUs do."""
 
 
 class MethodConfig(Table, frozen=True):
@@ -214,10 +216,13 @@ class EngineConfig(Table, frozen=True):
     """Most tokens processed in one engine step."""
     kv_cache_gib: Annotated[float, Field(gt=0, le=2**20)] = 1.0
     """Size of the key-value cache on CPU, GiB per rank."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.4
-    """Share of GPU memory the engine may take; not used on CPU."""
-    enforce_eager: bool = True
-    """Whether to run without CUDA graphs and compilation."""
+    gpu_memory_utilization: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of GPU memory the engine may take; 0: with `sleep` all that the trainer's weights and
+    optimizer leave, but a margin, without it 0.4. Not used on CPU."""
+    sleep: bool = True
+    """Whether weights and cache leave the GPU while the trainer works; no effect on CPU."""
+    cuda_graphs: bool = True
+    """Whether to decode with CUDA graphs and compiled kernels; no effect on CPU."""
     num_cpu_threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """Threads of an engine step on CPU; 0 = one for small steps of small models, else torch's."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -250,12 +255,20 @@ class TrainingConfig(Table, frozen=True):
     more than 1 a scoring pass over the batch is added; schedule and version advance once."""
     micro_batch_tokens: Count = 8192
     """Most tokens packed into one row of a micro-batch."""
-    logprob_chunk_mib: Count = 64
-    """Memory for one chunk of logits while log-probs are computed, MiB."""
+    logprob_chunk_mib: CountOrZero = 0
+    """Memory for one chunk of logits while log-probs are computed, MiB; 0: 64 on CPU, 512 on GPU.
+    """
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of parameters and activations in forward and backward; reductions are float32."""
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     """Which activations are recomputed in backward instead of kept."""
+    attention: Literal["auto", "FA2", "FA3", "FA4"] = "auto"
+    """FlashAttention of the trainer on GPUs; auto: FA3 or FA4 where the GPU and an installed package
+    allow it, else FA2, which is part of torch. In float32 and on CPUs another kernel is used."""
+    compile: bool = False
+    """Whether each block is compiled, for GPUs; the first steps then take minutes longer."""
+    offload_optimizer: bool = False
+    """Whether the optimizer's state waits in main memory while the engine decodes."""
 
 
 class AdvantageConfig(Table, frozen=True):
@@ -284,8 +297,9 @@ class KlConfig(Table, frozen=True):
 class WeightSyncConfig(Table, frozen=True):
     """The transfer of weights from the trainer to the engine, and its check."""
 
-    parity_tolerance: Positive = 1e-4
-    """Largest allowed |engine - trainer| log-prob difference after a sync, nats."""
+    parity_tolerance: NotNegative = 0.0
+    """Largest allowed |engine - trainer| log-prob difference after a sync, nats; 0: three times that
+    of the first sync, at least 1e-4 (docs/gpu.md)."""
     probe_tokens: Annotated[int, Field(ge=2, lt=2**31)] = 48
     """Length of the fixed sequence that both score after each sync; less in a short context."""
 
@@ -326,6 +340,8 @@ class CheckpointConfig(Table, frozen=True):
     """Whether Ctrl-C and SIGTERM save a checkpoint before the run ends."""
     export_final: bool = True
     """Whether the final weights are written as a Hugging Face folder."""
+    in_background: bool = False
+    """Whether model and optimizer are written beside the next step, from a copy in main memory."""
 
 
 class MetricsConfig(Table, frozen=True):
