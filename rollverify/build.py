@@ -32,6 +32,7 @@ from rollverify.errors import ConfigError
 from rollverify.evaluation.evaluator import Evaluator
 from rollverify.evaluation.stage import Evaluation
 from rollverify.hooks import HookPoint, HookRegistry
+from rollverify.launch.devices import check_devices
 from rollverify.launch.shutdown import StopRequest
 from rollverify.losses.advantages import CreditRule, has_signal
 from rollverify.losses.objective import Objective
@@ -55,10 +56,12 @@ from rollverify.training.policy_update import PolicyUpdate
 from rollverify.training.scoring import TrajectoryScorer
 from rollverify.verification.filters import TrajectoryFilter
 from rollverify.verification.metrics import NoiseFloor, TrainedMetrics
+from rollverify.verification.packing_noise import PackingNoise
 from rollverify.verification.scoring import AnchorScoring, OpsScoring
 from rollverify.verification.stage import Verification
 from rollverify.verification.switching import Switching
 from rollverify.verification.window import AcceptanceWindow
+from torchtitan_ext.flash_attention import AttentionError
 from torchtitan_ext.hf_folder import write_hf_folder
 from torchtitan_ext.models.hf_config import ModelFolderError
 from torchtitan_ext.packed_rows import PackedRow
@@ -82,7 +85,8 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     Raises:
         UserError: for anything the user can cure.
     """
-    set_defaults()
+    set_defaults(deterministic=config.run.deterministic)
+    check_devices(config)
     # What the user can cure is found before anything large is loaded: a loss of one's own, too.
     objective = Objective(loss=config.loss, correction=config.correction, kl=config.kl)
     model = _model_folder(config)
@@ -190,15 +194,13 @@ def _register_hooks(
     add, against = run.hooks.register, config.verification.against
     is_partial, is_verified = config.method.name != "on_policy", config.method.name == "rollverify"
     replay, measure_every = config.routing_replay.mode, config.routing_replay.measure_every
-    has_experts = model.routing is not None
     # In a resumed run too: lines of steps that are taken again have to go, whatever the method.
     audit_log = None
     if is_verified or is_resumed:
         audit_log = AuditLog(run.folder, rank=run.rank, resume_step=done)
 
-    scorer = None
-    if scores_unfinished(config):
-        scorer = _scorer(config, policy, ranks, model.routing if replay != "off" else None)
+    replayed = model.routing if replay != "off" else None
+    scorer = _scorer(config, policy, ranks, replayed) if scores_unfinished(config) else None
 
     rollout_metrics = RolloutMetrics(
         rollouter=rollouter,
@@ -213,24 +215,27 @@ def _register_hooks(
     slot_log = SlotLog(run.folder, rank=run.rank, resume_step=done)
     slot_trace = SlotTrace(rollouter=rollouter, slot_log=slot_log, ranks=ranks)
     add(HookPoint.AFTER_ROLLOUT, "slot_trace", slot_trace)
-    if has_experts and measure_every:
-        without_replay = _scorer(config, policy, ranks, None)
-        native = NativeMismatch(scorer=without_replay, every_steps=measure_every, ranks=ranks)
+    if model.routing is not None and measure_every:
+        plain = _scorer(config, policy, ranks, None)
+        native = NativeMismatch(scorer=plain, every_steps=measure_every, ranks=ranks)
         add(HookPoint.AFTER_ROLLOUT, "native_mismatch", native)
     if scorer is not None and against == "anchor":
         anchors = AnchorScoring(scorer=scorer, records_routing=replay == "trainer")
         add(HookPoint.AFTER_ROLLOUT, "anchor_scoring", anchors)
+    if scorer is not None and config.verification.packing_noise_every:
+        # What is finished has no experts of the trainer's own first pass (R2) to replay.
+        same = _scorer(config, policy, ranks, model.routing if replay == "engine" else None)
+        packing_noise = PackingNoise(scorer=same, settings=config.verification, ranks=ranks)
+        add(HookPoint.AFTER_ROLLOUT, "packing_noise", packing_noise)
 
     accounting = Accounting(rollouter=rollouter)
     add(HookPoint.AFTER_TRAIN, "mark_trained", accounting.after_train)
-    if has_experts:
+    if model.routing is not None:
         routing = RoutingMetrics(trainer=policy, rollouter=rollouter, ranks=ranks)
         add(HookPoint.AFTER_TRAIN, "routing_metrics", routing)
     add(HookPoint.AFTER_TRAIN, "trained_metrics", TrainedMetrics(trainer=run.trainer, ranks=ranks))
     if is_verified:
-        threshold = config.verification.segment_threshold
-        noise_floor = NoiseFloor(segment_threshold=threshold, against=against)
-        add(HookPoint.AFTER_TRAIN, "noise_floor", noise_floor)
+        add(HookPoint.AFTER_TRAIN, "noise_floor", NoiseFloor(settings=config.verification))
 
     if is_partial:
         verification = _verification(config, rollouts, scorer, audit_log, ranks)
@@ -344,6 +349,7 @@ def _policy_trainer(
         betas=(training.beta1, training.beta2),
         seed=config.run.seed,
         collective_timeout_s=int(COLLECTIVE_TIMEOUT_S),
+        deterministic=config.run.deterministic,
         **training.model_dump(exclude={"beta1", "beta2", "minibatches", "micro_batch_tokens"}),
         **config.parallelism.model_dump(),
     )
@@ -351,6 +357,8 @@ def _policy_trainer(
         policy = build_policy_trainer(settings)
     except ModelFolderError as error:
         raise ConfigError(f"model.path: {error}") from error
+    except AttentionError as error:
+        raise ConfigError(str(error)) from error
     if not is_resumed:
         # An empty checkpoint folder makes torchtitan read the model folder's weights. A checkpoint
         # is left to `RunCheckpoint`, which checks it first.

@@ -31,6 +31,7 @@ def train(run: "Run") -> None:
         with recorder.phase("rollout", state):
             state.finished, state.unfinished = rollouter.collect(state.policy_version)
             hooks.run(HookPoint.AFTER_ROLLOUT, state)
+            run.engine.sleep()
 
         # 2. Train: one optimizer step on F_k; the trainer now holds policy k + 1.
         with recorder.phase("train", state):

@@ -1,8 +1,8 @@
 """Per-token log-probs and entropy from hidden states without ever holding [T, V] logits.
 
 Dimensions: T tokens, C tokens of one chunk, D model width, V vocabulary. Chunks run in the forward
-and again in the backward pass, so peak memory grows with C. Logits are in the weights' type,
-float32 before any exponential.
+and again in the backward pass, so peak memory grows with C. Logits are float32, also of bfloat16
+weights: in bfloat16 one of 20 would be rounded to a multiple of 0.125.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,16 @@ def chunk_tokens(vocab_size: int, chunk_mib: int) -> int:
 def _chunk_logprobs(hidden_CD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
     # log_softmax takes the largest logit off first. A logit of 20 minus logsumexp would leave the
     # likely tokens, which are most of what is sampled, with the rounding of 20.
-    return torch.log_softmax((hidden_CD @ weight_VD.T).float().div_(temperature), dim=-1)
+    return torch.log_softmax(_logits(hidden_CD, weight_VD).div_(temperature), dim=-1)
+
+
+def _logits(hidden_CD: Tensor, weight_VD: Tensor) -> Tensor:
+    """[C, V] float32; of bfloat16 factors the sums are never rounded to it."""
+    if weight_VD.dtype == torch.float32:
+        return hidden_CD @ weight_VD.T
+    if hidden_CD.is_cuda:
+        return torch.mm(hidden_CD, weight_VD.T, out_dtype=torch.float32)
+    return hidden_CD.float() @ weight_VD.T.float()
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

@@ -15,9 +15,11 @@ from torchtitan.config.configs import (
     TrainingConfig,
 )
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.tools import utils
 
-from torchtitan_ext.cpu.modules import use_cpu_modules
+from torchtitan_ext.cpu.modules import use_cpu_modules, use_float32_modules
+from torchtitan_ext.flash_attention import use_flash_attention
 from torchtitan_ext.models.specs import model_spec_from_hf
 from torchtitan_ext.policy_trainer import PolicyTrainer
 from torchtitan_ext.process_group import init_process_group
@@ -44,8 +46,10 @@ class TrainerSettings:
     lr_decay: Literal["constant", "linear", "cosine"] = "constant"
     max_grad_norm: float = 1.0
     dtype: Literal["float32", "bfloat16"] = "float32"  # of computation; parameters stay float32
-    logprob_chunk_mib: int = 64
+    logprob_chunk_mib: int = 0  # 0: 64 on CPUs, 512 on GPUs
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
+    attention: Literal["auto", "FA2", "FA3", "FA4"] = "auto"  # on GPUs in bfloat16
+    deterministic: bool = False  # on GPUs, where torch has such kernels
     seed: int = 0
     data_parallel_replicate: int = 1
     data_parallel_shard: int = -1
@@ -68,9 +72,6 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
     init_process_group(settings.collective_timeout_s)
     # torchtitan restores the schedule through torch's get_lr, which warns outside of a step.
     warnings.filterwarnings("ignore", message="To get the last learning rate")
-    spec = model_spec_from_hf(settings.model_folder, chunk_mib=settings.logprob_chunk_mib)
-    if utils.device_type == "cpu":
-        use_cpu_modules(spec.model)
     names = ("lr", "weight_decay", "betas", "eps")
     kwargs = {name: getattr(settings, name) for name in names}
     adamw = ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs=kwargs)
@@ -79,7 +80,7 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
         decay = {"decay_ratio": 0.0}
     activation_checkpoint = _ACTIVATION_CHECKPOINT[settings.activation_checkpoint]
     config = PolicyTrainer.Config(
-        model_spec=spec,
+        model_spec=_model_spec(settings),
         hf_assets_path=settings.model_folder,
         dump_folder=settings.run_folder,
         optimizer=OptimizersContainer.Config(param_groups=[adamw], implementation="fused"),
@@ -112,6 +113,25 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
         metrics=MetricsProcessor.Config(enable_tensorboard=False, log_freq=10**9),
         comm=CommConfig(init_timeout_seconds=settings.collective_timeout_s, trace_buf_size=0),
         activation_checkpoint=activation_checkpoint.Config() if activation_checkpoint else None,
-        debug=DebugConfig(seed=settings.seed, enable_structured_logging=False),
+        debug=DebugConfig(
+            seed=settings.seed,
+            deterministic=settings.deterministic and utils.device_type != "cpu",
+            deterministic_warn_only=True,  # the head's scatter never meets an index twice
+            enable_structured_logging=False,
+        ),
     )
     return PolicyTrainer(config)
+
+
+def _model_spec(settings: TrainerSettings) -> ModelSpec:
+    """The model with the modules that suit device and type."""
+    on_cpu = utils.device_type == "cpu"
+    chunk_mib = settings.logprob_chunk_mib or (64 if on_cpu else 512)
+    spec = model_spec_from_hf(settings.model_folder, chunk_mib=chunk_mib)
+    if on_cpu:
+        use_cpu_modules(spec.model)
+    elif settings.dtype == "float32":
+        use_float32_modules(spec.model)
+    else:
+        use_flash_attention(settings.attention)
+    return spec

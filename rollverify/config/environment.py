@@ -21,12 +21,22 @@ DEFAULTS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Rows of other lengths in every step would leave holes in the memory of a GPU.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     # torch's C++ warnings (NUMA binding and the like) are of no use on the console.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
 
 
-def set_defaults() -> None:
-    """Set each variable of `DEFAULTS` that is not set."""
-    for name, value in DEFAULTS.items():
+DETERMINISTIC = {
+    # vLLM's kernels that give a token the same log-prob whatever else is in the batch.
+    "VLLM_BATCH_INVARIANT": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""For run.deterministic; CPUs repeat a run without them."""
+
+
+def set_defaults(*, deterministic: bool = False) -> None:
+    """Set each variable of `DEFAULTS` that is not set, and those that make GPUs repeat a run."""
+    for name, value in (DEFAULTS | (DETERMINISTIC if deterministic else {})).items():
         os.environ.setdefault(name, value)

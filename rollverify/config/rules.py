@@ -32,7 +32,7 @@ ENGINE_OPTIONS_SET_ELSEWHERE = {
     "enable_lora": "weights are rewritten in place, adapters are not; remove it",
     "enable_return_routed_experts": "set routing_replay.mode = 'engine' instead",
     "enable_sleep_mode": "set engine.sleep instead",
-    "enforce_eager": "set engine.cuda_graphs instead",
+    "enforce_eager": "set engine.compile instead",
     "generation_config": "it would change sampling; set the keys of [rollout] instead",
     "gpu_memory_utilization": "set engine.gpu_memory_utilization instead",
     "kv_cache_dtype": "its log-probs would not be those of the weights; remove it",

@@ -66,6 +66,8 @@ class VerificationConfig(Table, frozen=True):
     can reach the token threshold; |r - 1| stays below 1 for them."""
     measure: bool = True
     """Whether unfinished responses are scored for the metrics even where no rule needs it."""
+    packing_noise_every: CountOrZero = 50
+    """Steps between two measurements of what packing alone does to log-probs; 0: never."""
 
 
 class SwitchingConfig(Table, frozen=True):
@@ -221,8 +223,8 @@ class EngineConfig(Table, frozen=True):
     optimizer leave, but a margin, without it 0.4. Not used on CPU."""
     sleep: bool = True
     """Whether weights and cache leave the GPU while the trainer works; no effect on CPU."""
-    cuda_graphs: bool = True
-    """Whether to decode with CUDA graphs and compiled kernels; no effect on CPU."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether the model is compiled, on GPUs with CUDA graphs; auto: on GPUs."""
     num_cpu_threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """Threads of an engine step on CPU; 0 = one for small steps of small models, else torch's."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -263,8 +265,8 @@ class TrainingConfig(Table, frozen=True):
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     """Which activations are recomputed in backward instead of kept."""
     attention: Literal["auto", "FA2", "FA3", "FA4"] = "auto"
-    """FlashAttention of the trainer on GPUs; auto: FA3 or FA4 where the GPU and an installed package
-    allow it, else FA2, which is part of torch. In float32 and on CPUs another kernel is used."""
+    """FlashAttention of the trainer in bfloat16 on GPUs; auto: FA3 or FA4 where the GPU and an
+    installed package allow it, else FA2, which is part of torch."""
     compile: bool = False
     """Whether each block is compiled, for GPUs; the first steps then take minutes longer."""
     offload_optimizer: bool = False
@@ -298,8 +300,8 @@ class WeightSyncConfig(Table, frozen=True):
     """The transfer of weights from the trainer to the engine, and its check."""
 
     parity_tolerance: NotNegative = 0.0
-    """Largest allowed |engine - trainer| log-prob difference after a sync, nats; 0: three times that
-    of the first sync, at least 1e-4 (docs/gpu.md)."""
+    """Largest allowed |engine - trainer| log-prob difference after a sync, nats; 0: three times
+    that of the first sync, at least 1e-4."""
     probe_tokens: Annotated[int, Field(ge=2, lt=2**31)] = 48
     """Length of the fixed sequence that both score after each sync; less in a short context."""
 

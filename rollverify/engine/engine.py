@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 FinishReason = Literal["stop", "length", "paused"]
+EngineMemory = Literal["weights", "kv_cache"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,12 @@ class Completion:
 class RolloutEngine(Protocol):
     """A generation engine that lives in this process and holds its own copy of the weights."""
 
+    num_preemptions: int
+    """Requests that had to make room in the cache and were computed again, since the start."""
+
+    num_lost_tokens: int
+    """Tokens under way at the last pause, which nobody has seen and which are sampled again."""
+
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request; `step` works on it."""
         ...
@@ -74,6 +81,14 @@ class RolloutEngine(Protocol):
     @property
     def num_unfinished(self) -> int:
         """Requests queued or running."""
+        ...
+
+    def sleep(self) -> None:
+        """Give up weights and cache, so that their memory is free, until they are woken."""
+        ...
+
+    def wake(self, memory: EngineMemory) -> None:
+        """Take memory back, its contents undefined: weights are to be loaded, the cache reset."""
         ...
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:

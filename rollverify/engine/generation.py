@@ -18,6 +18,9 @@ class GenerationStats:
     num_steps: int = 0
     """Engine steps."""
 
+    num_lost: int = 0
+    """Tokens under way at a pause, sampled again later."""
+
     num_started: int = 0
     """Responses begun for the first time."""
 

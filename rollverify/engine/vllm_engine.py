@@ -1,4 +1,4 @@
-"""vLLM in this process, behind `RolloutEngine`. Only this file and `vllm_cpu.py` import vllm.
+"""vLLM in this process, behind `RolloutEngine`. Only the files `vllm_*.py` here import vllm.
 
 One independent engine per rank: rank variables are hidden from vLLM while it is built.
 Sampling settings come from the requests alone; a model's `generation_config.json` is not read.
@@ -14,7 +14,7 @@ from torch import Tensor
 from rollverify.config.environment import set_defaults
 from rollverify.config.tables import EngineConfig
 from rollverify.engine import vllm_cpu
-from rollverify.engine.engine import Completion, GenerationRequest
+from rollverify.engine.engine import Completion, EngineMemory, GenerationRequest
 from rollverify.engine.model_folder import (
     check_experts,
     has_experts,
@@ -26,7 +26,7 @@ from rollverify.engine.vllm_cpu import (
     list_blocks_of_prompts_only,
 )
 from rollverify.engine.vllm_outputs import finished_completion, paused_completion
-from rollverify.engine.weight_sync import fully_written
+from rollverify.engine.weight_sums import WeightSums
 from rollverify.errors import ConfigError, RolloutError
 
 set_defaults()  # vLLM reads its variables as it is imported
@@ -34,6 +34,8 @@ set_defaults()  # vLLM reads its variables as it is imported
 from vllm import EngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
+
+from rollverify.engine import vllm_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,7 @@ class VllmEngine:
         * experts per token bytes of main memory per token of KV cache, twice beyond 256 experts.
         """
         on_cpu, config = not torch.cuda.is_available(), read_model_config(model_folder)
+        device = None if on_cpu else torch.cuda.current_device()
         if record_routing:
             check_experts(model_folder, config)
         if on_cpu:
@@ -83,8 +86,8 @@ class VllmEngine:
             "dtype": settings.dtype,
             "max_model_len": max_model_len,
             "max_num_seqs": settings.max_num_seqs,
-            "max_num_batched_tokens": max(settings.max_num_batched_tokens, max_model_len),
-            "enforce_eager": settings.enforce_eager,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
+            "enforce_eager": settings.compile == "off" or (on_cpu and settings.compile == "auto"),
             "seed": seed,
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
@@ -94,15 +97,16 @@ class VllmEngine:
             "enable_return_routed_experts": record_routing,
         }
         if on_cpu:
+            longest = max(settings.max_num_batched_tokens, max_model_len)
+            arguments["max_num_batched_tokens"] = longest
             arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * 2**30)
             # A prompt split over two steps makes vLLM rewind the request's generator, which torch
             # cannot do on CPUs ("CPU Generator does not use offset").
             arguments["enable_chunked_prefill"] = False
         else:
-            arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
-            if has_experts(config):
-                # Other kernels rearrange the experts after the first load; a second would not.
-                arguments["moe_backend"] = "triton"
+            arguments |= vllm_gpu.gpu_arguments(
+                model_folder, settings, has_experts=has_experts(config)
+            )
         arguments.update(settings.options)
         self._engine = _started(arguments)
         self._stop_token_id = stop_token_id
@@ -110,6 +114,13 @@ class VllmEngine:
         self._record_routing = record_routing
         if on_cpu:
             vllm_cpu.load_experts_packed(self._model())
+        if device is not None:
+            vllm_gpu.check_device(self._model(), device)
+        self._sleeps = settings.sleep and not on_cpu
+        self._asleep: set[EngineMemory] = set()
+        self.num_preemptions = 0
+        self.num_lost_tokens = 0
+        self._count_preemptions()
         num_parameters = sum(p.numel() for p in self._model().parameters())
         self._threads = StepThreads(settings.num_cpu_threads, num_parameters, on_cpu=on_cpu)
         self._in_flight: set[str] = set()
@@ -125,8 +136,43 @@ class VllmEngine:
             self.step()
         self.reset_prefix_cache()
 
+    @property
+    def _scheduler(self) -> Any:
+        return self._engine.engine_core.engine_core.scheduler
+
+    def _count_preemptions(self) -> None:
+        preempt = self._scheduler._preempt_request
+
+        def counted(*args: Any, **kwargs: Any) -> None:
+            self.num_preemptions += 1
+            preempt(*args, **kwargs)
+
+        self._scheduler._preempt_request = counted
+
+    def sleep(self) -> None:
+        """Give up weights and cache; on CPUs only the order of the calls is kept."""
+        if self.num_unfinished:
+            raise RolloutError(f"engine sent to sleep while {self.num_unfinished} requests run")
+        if self._sleeps and not self._asleep:
+            self._engine.sleep(level=2)
+        self._asleep = {"weights", "kv_cache"}
+
+    def wake(self, memory: EngineMemory) -> None:
+        """Take memory back, its contents undefined; does nothing if it is awake."""
+        if memory not in self._asleep:
+            return
+        if self._sleeps:
+            self._engine.wake_up([memory])
+        self._asleep.discard(memory)
+
+    def _check_awake(self, *memory: EngineMemory) -> None:
+        asleep = self._asleep.intersection(memory)
+        if asleep:
+            raise RolloutError(f"the engine's {' and '.join(sorted(asleep))} are asleep")
+
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request."""
+        self._check_awake("weights", "kv_cache")
         needed = len(request.token_ids) + request.max_tokens
         if needed > self._max_model_len:
             raise RolloutError(
@@ -181,6 +227,9 @@ class VllmEngine:
                 f"{len(found & self._in_flight)} of {len(self._in_flight)} requests were found for "
                 "the pause; the engine knows them under other names"
             )
+        # With asynchronous scheduling a step is under way whose tokens nobody has seen.
+        states_of_scheduler = self._scheduler.requests.values()
+        self.num_lost_tokens = sum(one.num_output_placeholders for one in states_of_scheduler)
         self._engine.abort_request(ids, internal=True)
         if self.num_unfinished:
             raise RolloutError(f"{self.num_unfinished} of {len(ids)} requests go on after pause")
@@ -205,22 +254,24 @@ class VllmEngine:
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Write weights (Hugging Face names, full tensors) into the running model, one at a time.
 
-        Gives vLLM's names of the parameters written, those of experts only if all experts were.
+        Gives the names of its parameters of which a part was written. WeightSyncError if one does
+        not hold what was sent, bit for bit.
         """
         if self.num_unfinished:
             raise RolloutError(f"weights loaded while {self.num_unfinished} requests are running")
-        sent: list[str] = []
+        self._check_awake("weights")
+        model = self._model()
+        sums = WeightSums(dict(model.named_parameters()))
 
-        def recorded() -> Iterator[tuple[str, Tensor]]:
+        def counted() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in named_tensors:
-                sent.append(name)
+                sums.add(name, tensor)
                 yield name, tensor
                 del tensor
 
-        model = self._model()
-        written = model.load_weights(recorded())
-        sizes = {name: len(p) if p.ndim else 1 for name, p in model.named_parameters()}
-        return fully_written(written, sent, sizes)
+        model.load_weights(counted())
+        sums.check()
+        return sums.names
 
     def reset_prefix_cache(self) -> None:
         """Forget keys and values computed under older weights."""

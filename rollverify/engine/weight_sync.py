@@ -1,14 +1,13 @@
 """Hands the trainer's weights to the rollout engine and proves that they arrived.
 
-Weights are streamed parameter by parameter, so peak extra memory is one full parameter. After each
-transfer engine and trainer score the same probe tokens; a gap above the tolerance raises.
+Weights are streamed parameter by parameter, so peak extra memory is one full parameter. The engine
+compares what it then holds with what was sent, bit for bit; after that engine and trainer score the
+same probe tokens, and a gap above the tolerance raises.
 """
 
 import logging
-import re
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -17,6 +16,11 @@ from rollverify.engine.engine import RolloutEngine
 from rollverify.errors import StaleWeightsError, WeightSyncError
 
 logger = logging.getLogger(__name__)
+
+FIRST_TIMES = 3.0
+LEAST_TOLERANCE = 1e-4
+LARGEST_FIRST = 0.5
+"""Nats; two bfloat16 implementations of one model stay far below it, two models do not."""
 
 
 @dataclass(kw_only=True)
@@ -30,8 +34,8 @@ class WeightSync:
     """Log-probs of ids 1.. at temperature 1 in nats. Collective."""
     probe_ids: list[int]
     """At least 2."""
-    parity_tolerance: float
-    """Largest |engine - trainer| log-prob allowed, nats."""
+    parity_tolerance: float = 0.0
+    """Largest |engine - trainer| log-prob allowed, nats; 0: `FIRST_TIMES` that of the first."""
 
     policy_version: int | None = field(default=None, init=False)
     """Version the engine holds; None before the first push and after a failed one."""
@@ -55,6 +59,7 @@ class WeightSync:
         self.policy_version = None
         sent: list[str] = []
         try:
+            self.engine.wake("weights")
             written = self.engine.load_weights(self._recorded(sent))
         except (AssertionError, KeyError, ValueError) as error:  # an unknown name, a wrong shape
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -62,6 +67,7 @@ class WeightSync:
                 f"weight '{sent[-1] if sent else ''}' could not be loaded: {reason}"
             ) from error
         self._check_names(sent, written)
+        self.engine.wake("kv_cache")
         self.engine.reset_prefix_cache()
         self._probe(policy_version)
         self.policy_version = policy_version
@@ -104,39 +110,20 @@ class WeightSync:
         engine = self.engine.score(self.probe_ids)
         gaps = [abs(a - b) for a, b in zip(trainer, engine, strict=True)]
         self.parity_abs_max = max(gaps)
+        tolerance = self.parity_tolerance or LARGEST_FIRST
         # `not <=` so that NaN on either side raises too.
-        if not all(gap <= self.parity_tolerance for gap in gaps):
+        if not all(gap <= tolerance for gap in gaps):
             position = max(range(len(gaps)), key=lambda i: (gaps[i] != gaps[i], gaps[i]))
             raise StaleWeightsError(
                 f"after the transfer of policy {policy_version} engine and trainer differ by "
                 f"{gaps[position]:.3g} nats at probe token {position + 1} (tolerance "
-                f"{self.parity_tolerance:g}); the engine does not hold the trainer's weights, or "
+                f"{tolerance:g}); the engine does not compute what the trainer does, or "
                 "weight_sync.parity_tolerance is too small for engine.dtype"
             )
-
-
-_EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<expert>\d+)\.(?P<projection>\w+)\.weight")
-_PARTS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
-
-
-def fully_written(
-    written: Iterable[str], sent: Iterable[str], num_rows: Mapping[str, int]
-) -> set[str]:
-    """The engine's parameters of which every part was sent, for experts all of them.
-
-    `written`: names of the engine's loader, which leaves `routed_experts.` out; `sent`: Hugging
-    Face names; `num_rows`: size of each parameter's first dimension.
-    """
-    came: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for name in sent:
-        if match := _EXPERT.fullmatch(name):
-            came[match["layer"]][match["projection"]].add(match["expert"])
-    full = set()
-    for name in written:
-        own = name if name in num_rows else name.replace(".experts.", ".experts.routed_experts.", 1)
-        layer, _, leaf = own.partition(".routed_experts.")
-        # A layer whose experts came in one tensor has no names of single experts.
-        parts = [came[layer][part] for part in _PARTS.get(leaf, ())] if layer in came else []
-        if all(len(experts) == num_rows[own] for experts in parts):
-            full.add(own)
-    return full
+        if not self.parity_tolerance:
+            self.parity_tolerance = max(FIRST_TIMES * self.parity_abs_max, LEAST_TOLERANCE)
+            logger.info(
+                "engine and trainer differ by %.2g nats at most; more than %.2g will stop the run",
+                self.parity_abs_max,
+                self.parity_tolerance,
+            )

@@ -18,6 +18,7 @@ from rollverify.data.prompts import Prompt
 from rollverify.engine.model_folder import ModelFolder, read_model_folder
 from rollverify.evaluation.evaluator import Evaluator
 from rollverify.evaluation.records import Identity, ProblemRecord, RecordFile
+from rollverify.launch.devices import check_devices
 from rollverify.launch.shutdown import die_with_parent, exit_at_once, write_rank_error
 from rollverify.log import init_logger
 from rollverify.rewards import Reward
@@ -80,6 +81,7 @@ def evaluate_model(config: Config) -> None:
     Raises:
         UserError: for anything the user can cure.
     """
+    check_devices(config)
     evaluation = config.evaluation
     model = read_model_folder(model_folder(config), config.rollout.max_sequence_tokens)
     reward = make_run_reward(config)

@@ -52,6 +52,9 @@ METRICS: dict[str, Metric] = {
     "rollout/tokens_per_s": Metric("tokens/s", "generated tokens over the phase without scoring"),
     "rollout/engine_busy_frac": Metric("share", "mean share of the engine's slots in use"),
     "rollout/decode_steps": Metric("count", "engine steps of this phase, the rank with most"),
+    "rollout/tokens_lost_at_pause": Metric(
+        "tokens", "under way when the engine was paused, and sampled again later, all ranks"
+    ),
     "rollout/idle_slot_steps": Metric("count", "engine steps times slots not in use, all ranks"),
     "rollout/num_resumed": Metric("count", "requests for the rest of a response, all ranks"),
     "rollout/num_started": Metric("count", "responses begun for the first time, all ranks"),
@@ -99,6 +102,8 @@ METRICS: dict[str, Metric] = {
     "mismatch/logprob_abs_max": Metric("nats", "largest |anchor - behavior|"),
     "mismatch/k3_nats": Metric("nats", "k3 estimate of KL(behavior || anchor)"),
     "mismatch/ops_mean": Metric("1", "mean |p_trainer / p_engine - 1|: noise floor of OPS"),
+    "mismatch/packing_ops_mean": Metric("1", "OPS between two packings under equal weights"),
+    "mismatch/packing_ops_max": Metric("1", "the same, the token with most"),
     "mismatch/age_<age>": Metric("nats", "mean |anchor - behavior| of loss tokens of this age"),
     "mismatch/native_abs_mean": Metric("nats", "mean |own - behavior| of new tokens, no replay"),
     "mismatch/native_abs_max": Metric("nats", "largest |own - behavior| of new tokens, no replay"),

@@ -9,6 +9,8 @@ from rollverify.ranks import Ranks
 
 GIB = 2**30
 PAGE_BYTES = 4096
+SCORING_HOOKS = ("anchor_scoring", "packing_noise")
+"""Hooks of the rollout phase that generate nothing."""
 
 
 def resident_gib() -> float:
@@ -38,7 +40,8 @@ class Throughput:
         )
         metrics = state.metrics
         metrics |= maxima
-        rollout_s = state.phase_s["rollout"] - metrics.get(hook_time_key("anchor_scoring"), 0.0)
+        hooks_s = (metrics.get(hook_time_key(name), 0.0) for name in SCORING_HOOKS)
+        rollout_s = state.phase_s["rollout"] - sum(hooks_s)
         metrics["rollout/tokens_per_s"] = metrics["rollout/num_tokens"] / rollout_s
         metrics["train/tokens_per_s"] = metrics["train/num_tokens"] / state.phase_s["train"]
         metrics["progress/policy_version"] = state.policy_version

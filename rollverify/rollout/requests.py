@@ -181,6 +181,7 @@ class RequestLoop:
         return finished
 
     def _store_paused(self, completions: list[Completion]) -> list[TensorDict]:
+        self.stats.num_lost += self.engine.num_lost_tokens
         stored = [self._store(completion) for completion in completions]
         if self._in_flight:
             lost = sorted(self._in_flight)

@@ -163,7 +163,7 @@ def slot_steps(run: RunRecord) -> pd.Series:
 
 def generation_s(run: RunRecord) -> pd.Series:
     """Seconds of each rollout phase without its hooks."""
-    hooks_s = run.hooks_s("rollout_metrics", "anchor_scoring", "slot_trace")
+    hooks_s = run.hooks_s("rollout_metrics", "anchor_scoring", "packing_noise", "slot_trace")
     return run.metric("time/rollout_s") - hooks_s
 
 

@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rollverify.config.tables import VerificationConfig
 from rollverify.hooks import StepState
 from rollverify.ranks import Ranks
 from rollverify.rollout.layout import PackedLayout, flat, response_layout
@@ -146,15 +147,13 @@ _CONSEQUENCE = {
 class NoiseFloor:
     """Hook: warns once in a run, in the first step whose noise reaches d_s."""
 
-    segment_threshold: float
-    against: str
-    """See `OpsScoring`; it decides what the noise does."""
+    settings: VerificationConfig
     has_warned: bool = False
 
     def __call__(self, state: StepState) -> None:
         """Read `mismatch/ops_mean` of the step."""
         noise = state.metrics["mismatch/ops_mean"]
-        if self.has_warned or noise < self.segment_threshold:
+        if self.has_warned or noise < self.settings.segment_threshold:
             return
         self.has_warned = True
         logger.warning(
@@ -162,6 +161,6 @@ class NoiseFloor:
             "below verification.segment_threshold = %g: %s",
             state.step,
             noise,
-            self.segment_threshold,
-            _CONSEQUENCE[self.against],
+            self.settings.segment_threshold,
+            _CONSEQUENCE[self.settings.against],
         )

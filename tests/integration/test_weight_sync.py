@@ -132,6 +132,45 @@ def test_any_single_tensor_left_stale_is_caught(pair: Pair) -> None:
     assert weights.sync.policy_version == 8
 
 
+def test_one_flipped_bit_is_caught_in_any_parameter(pair: Pair, monkeypatch) -> None:
+    """The last bit of one value, changed after it was loaded: no probe could tell."""
+    weights, model = Weights(pair), pair.engine._model()
+    load = type(model).load_weights
+    weights.use(full_parameters(pair.trainer))
+    for name, parameter in model.named_parameters():
+
+        def load_and_flip(self, sent, parameter=parameter):
+            written = load(self, sent)
+            parameter.data.view(torch.int32).view(-1)[-1] ^= 1
+            return written
+
+        monkeypatch.setattr(type(model), "load_weights", load_and_flip)
+        with pytest.raises(WeightSyncError, match=rf"1 of \d+ engine parameters .*{name}"):
+            weights.sync.push(0)
+    monkeypatch.setattr(type(model), "load_weights", load)
+    weights.sync.push(1)
+
+
+def test_an_engine_that_sleeps_takes_weights_and_requests_in_order(pair: Pair) -> None:
+    """Only the order is kept on a CPU; what leaves the memory of a GPU is a test for one."""
+    engine = pair.engine
+    engine.add_request(request("r", [1, 2]))
+    with pytest.raises(RolloutError, match="sent to sleep while 1 requests"):
+        engine.sleep()
+    engine.pause()
+    engine.sleep()
+    engine.sleep()
+    with pytest.raises(RolloutError, match="kv_cache and weights are asleep"):
+        engine.add_request(request("r", [1, 2]))
+    with pytest.raises(RolloutError, match="weights are asleep"):
+        engine.load_weights(iter([]))
+    engine.wake("weights")
+    with pytest.raises(RolloutError, match="engine's kv_cache are asleep"):
+        engine.add_request(request("r", [1, 2]))
+    pair.sync.push(0)
+    assert len(generate(engine, [request("r", [1, 2])])["r"].token_ids) == 12
+
+
 def test_missing_tensor_is_named(pair: Pair) -> None:
     complete = full_parameters(pair.trainer)
     lost = "model.layers.1.mlp.down_proj.weight"

@@ -56,6 +56,7 @@ ONE_PLACE = {
     "vllm": {
         "rollverify/engine/vllm_cpu.py",
         "rollverify/engine/vllm_engine.py",
+        "rollverify/engine/vllm_gpu.py",
         "torchtitan_ext/cpu/kernels.py",
     },
     "tensorboard": {"rollverify/metrics/recorder.py"},

@@ -9,7 +9,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rollverify.engine.engine import Completion, FinishReason, GenerationRequest
+from rollverify.engine.engine import (
+    Completion,
+    EngineMemory,
+    FinishReason,
+    GenerationRequest,
+)
 from rollverify.errors import RolloutError
 from rollverify.rollout.trajectory import Status, append_segment, new_trajectory, set_outcome
 from rollverify.training.packing import PackedRow, TrajectoryRow
@@ -56,6 +61,7 @@ class FakeEngine:
         """Calls of `step`, from 1, that raise."""
         self.num_calls = 0
         self.num_steps = 0
+        self.num_preemptions = self.num_lost_tokens = 0
         self._running: dict[str, tuple[GenerationRequest, list[int]]] = {}
 
     def add_request(self, request: GenerationRequest) -> None:
@@ -100,6 +106,14 @@ class FakeEngine:
     @property
     def num_unfinished(self) -> int:
         return len(self._running)
+
+    def sleep(self) -> None:
+        if self._running:
+            raise RolloutError("engine sent to sleep while requests run")
+        self.events.append("sleep")
+
+    def wake(self, memory: EngineMemory) -> None:
+        self.events.append(f"wake {memory}")
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
         if self._running:

@@ -111,8 +111,8 @@ def make_run(
     return Run(**(parts | changes)), events
 
 
-TWO_STEPS = ["rollout@0", "train@0", "verify@1", "sync@1", "log"]
-TWO_STEPS += ["rollout@1", "train@1", "verify@2", "sync@2", "log"]
+TWO_STEPS = ["rollout@0", "sleep", "train@0", "verify@1", "sync@1", "log"]
+TWO_STEPS += ["rollout@1", "sleep", "train@1", "verify@2", "sync@2", "log"]
 
 
 def at_step(step: int, action: Callable[[], None]) -> Callable[[StepState], None]:
@@ -165,6 +165,7 @@ def test_hooks_run_inside_their_phase_and_see_the_version_of_that_moment(tmp_pat
     assert events == [
         "rollout@0",
         "at_after_rollout [] 0",
+        "sleep",
         "train@0",
         "at_after_train ['rollout'] 1",
         "verify@1",
@@ -184,7 +185,7 @@ def test_a_hook_that_fails_stops_the_step_before_the_sync(tmp_path):
     run.hooks.register(HookPoint.BEFORE_WEIGHT_SYNC, "broken", fail)
     with pytest.raises(RuntimeError, match="no") as caught:
         train(run)
-    assert events == ["rollout@0", "train@0", "verify@1"]
+    assert events == ["rollout@0", "sleep", "train@0", "verify@1"]
     assert caught.value.__notes__ == ["raised by hook 'broken' at before_weight_sync, step 1"]
 
 
@@ -192,7 +193,7 @@ def test_a_resumed_run_goes_on_with_its_step_and_version(tmp_path):
     run, events = make_run(tmp_path, first_step=2)
     run.start()
     train(run)
-    assert events == ["sync@1", *TWO_STEPS[5:]]
+    assert events == ["sync@1", *TWO_STEPS[6:]]
 
 
 def test_the_base_model_is_measured_once_at_step_0(tmp_path):
@@ -217,9 +218,9 @@ def test_a_stop_request_is_answered_between_two_steps(tmp_path):
         HookPoint.AFTER_ROLLOUT, "signal", at_step(1, lambda: setattr(run.stop, "requested", True))
     )
     train(run)
-    assert events == TWO_STEPS[:5]  # The step under way is finished and logged.
+    assert events == TWO_STEPS[:6]  # The step under way is finished and logged.
     assert run.finish() == 130
-    assert events[5:] == ["save@1", "done"]  # Saved before the timer is told; nothing exported.
+    assert events[6:] == ["save@1", "done"]  # Saved before the timer is told; nothing exported.
 
 
 def test_an_interrupted_run_may_leave_without_a_checkpoint(tmp_path):
@@ -229,7 +230,7 @@ def test_an_interrupted_run_may_leave_without_a_checkpoint(tmp_path):
     )
     train(run)
     assert run.finish() == 130
-    assert events[5:] == ["done"]
+    assert events[6:] == ["done"]
 
 
 def test_a_stop_before_the_first_step_saves_nothing(tmp_path):
@@ -247,7 +248,7 @@ def test_a_stop_in_the_last_step_does_not_spoil_the_end(tmp_path, capsys):
     )
     train(run)
     assert run.finish() == 0
-    assert events[10:] == ["export model", "done"]
+    assert events[12:] == ["export model", "done"]
     assert "run folder" in capsys.readouterr().out
 
 
@@ -292,4 +293,4 @@ def test_what_is_in_flight_is_saved_when_rollouts_end(tmp_path, every_steps, fai
     run.rollouter = SimpleNamespace(collect=collect)
     with pytest.raises(error, match="group 7"):
         train_to_end(run)
-    assert events[4 * failing :] == saved
+    assert events[5 * failing :] == saved

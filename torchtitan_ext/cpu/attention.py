@@ -1,4 +1,6 @@
-"""Causal attention over packed documents where torchtitan's varlen kernel is missing (CPUs).
+"""Causal attention over packed documents where torchtitan's varlen kernel does not serve.
+
+That is on CPUs, which have none, and in float32, which it would cast to bfloat16.
 
 Documents of similar length share one padded `scaled_dot_product_attention` call.
 """
@@ -85,10 +87,11 @@ def _plan_of(metadata: VarlenMetadata, num_tokens: int) -> _Plan:
     if _last_plan is not None and _last_plan[0] is metadata.cu_seq_q:
         return _last_plan[1]
     starts, lengths = metadata.cu_seq_q[:-1].long(), metadata.cu_seq_q.diff().long()
-    groups, inverse, offset = [], torch.empty(num_tokens, dtype=torch.int64), 0
+    device = starts.device
+    groups, inverse, offset = [], torch.empty(num_tokens, dtype=torch.int64, device=device), 0
     for members in bucket_documents(lengths.tolist()):
         start, size = starts[members, None], lengths[members, None]
-        column = torch.arange(int(size.max()))
+        column = torch.arange(int(size.max()), device=device)
         index = start + torch.minimum(column, size - 1)
         is_real = column < size
         inverse[index[is_real]] = offset + is_real.flatten().nonzero().squeeze(1)

@@ -1,6 +1,6 @@
 """Mixture-of-experts layers in float32 where torchtitan's grouped kernel would cast to bfloat16.
 
-On a CPU that would cost log-prob parity with the rollout engine.
+That would cost log-prob parity with the rollout engine.
 """
 
 from dataclasses import dataclass

@@ -48,10 +48,33 @@ def test_weights_are_streamed_cache_cleared_and_then_probed():
     """WS09: loading is lazy, one parameter at a time, and the cache goes before the first probe."""
     parts = Parts()
     parts.sync.push(1)
-    assert parts.events == ["load", "send a", "send b", "clear", "trainer score", "engine score"]
+    transfer = ["wake weights", "load", "send a", "send b", "wake kv_cache", "clear"]
+    assert parts.events == [*transfer, "trainer score", "engine score"]
     assert torch.equal(parts.engine.weights["a"], torch.ones(2))
     assert parts.sync.policy_version == 1
     assert parts.sync.push_s > 0
+
+
+def test_the_first_push_sets_the_tolerance(caplog):
+    """Three times the first gap of 0.02 nats, at least 1e-4; half a nat is another model."""
+    parts = Parts(tolerance=0.0)
+    parts.scores = [-0.5, -0.48]
+    with caplog.at_level("INFO"):
+        parts.sync.push(0)
+    assert parts.sync.parity_tolerance == pytest.approx(0.06)
+    assert "differ by 0.02 nats at most; more than 0.06 will stop the run" in caplog.text
+    parts.scores = [-0.5, -0.441]
+    parts.sync.push(1)
+    assert parts.sync.parity_tolerance == pytest.approx(0.06)
+    parts.scores = [-0.5, -0.439]
+    with pytest.raises(StaleWeightsError, match=r"0\.061 nats .*tolerance 0\.06\)"):
+        parts.sync.push(2)
+    equal, other = Parts(tolerance=0.0), Parts(tolerance=0.0)
+    equal.sync.push(0)
+    assert equal.sync.parity_tolerance == 1e-4
+    other.scores = [-0.5, -1.01]
+    with pytest.raises(StaleWeightsError, match=r"tolerance 0\.5\)"):
+        other.sync.push(0)
 
 
 def test_the_version_is_unknown_until_the_push_is_proved():
@@ -81,7 +104,7 @@ def test_weights_are_not_loaded_into_a_running_engine():
     )
     with pytest.raises(RolloutError, match="while requests are running"):
         parts.sync.push(1)
-    assert parts.events == []
+    assert parts.events == ["wake weights"]
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b", "c"], ["a", "c"]])

@@ -19,7 +19,13 @@ from rollverify.rollout.trajectory import Status
 def hook(**changes: object) -> tuple[RolloutMetrics, list[tuple[str, str, int]]]:
     texts: list[tuple[str, str, int]] = []
     stats = GenerationStats(
-        num_tokens=10, num_steps=5, num_started=3, num_resumed=2, slot_steps=15, capacity=20
+        num_tokens=10,
+        num_steps=5,
+        num_started=3,
+        num_resumed=2,
+        slot_steps=15,
+        capacity=20,
+        num_lost=6,
     )
     settings = {
         "rollouter": SimpleNamespace(stats=stats, given_up=None),
@@ -57,6 +63,7 @@ EXPECTED = {
     "rollout/engine_busy_frac": 15 / 20,
     "rollout/decode_steps": 5,
     "rollout/idle_slot_steps": 20 - 15,
+    "rollout/tokens_lost_at_pause": 6,
     "rollout/num_resumed": 2,
     "rollout/num_started": 3,
     "rollout/response_tokens_mean": 2.5,

@@ -5,13 +5,15 @@ from math import inf
 
 import pytest
 
+from rollverify.config.tables import VerificationConfig
 from rollverify.hooks import StepState
 from rollverify.verification.metrics import NoiseFloor
 
 
 def warnings(caplog, noises: list[float], threshold: float, against="behavior") -> list[str]:
     """Messages of a run whose steps have these noises."""
-    hook = NoiseFloor(segment_threshold=threshold, against=against)
+    settings = VerificationConfig(segment_threshold=threshold, against=against)
+    hook = NoiseFloor(settings=settings)
     with caplog.at_level(logging.WARNING, logger="rollverify"):
         for number, noise in enumerate(noises, start=1):
             metrics = {"mismatch/ops_mean": noise}

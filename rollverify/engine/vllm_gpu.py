@@ -1,0 +1,90 @@
+"""What vLLM on GPUs needs beside a trainer in the same process: its device, its share of memory."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from rollverify.config.tables import EngineConfig
+from rollverify.engine.memory import engine_share
+from rollverify.errors import ConfigError
+
+GIB = 2**30
+
+
+class TrainerDeviceExecutor(UniProcExecutor):
+    """Runs the model in this process on the GPU that the trainer has made current.
+
+    vLLM would take the first one, on every rank, and make it current for the trainer too.
+    """
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        method, rank, _ = super()._distributed_args()
+        return method, rank, torch.cuda.current_device()
+
+
+def gpu_arguments(
+    model_folder: str, settings: EngineConfig, *, has_experts: bool
+) -> dict[str, Any]:
+    """Engine arguments for a GPU; ConfigError if what is free cannot hold weights and cache."""
+    free, total = torch.cuda.mem_get_info()
+    share = settings.gpu_memory_utilization or engine_share(free, total, settings.sleep)
+    check_share(model_folder, settings, share=share, free=free, total=total)
+    arguments: dict[str, Any] = {
+        "distributed_executor_backend": TrainerDeviceExecutor,
+        "enable_sleep_mode": settings.sleep,
+        "gpu_memory_utilization": share,
+        # Logits in bfloat16 would round log-probs of likely tokens to steps of 0.125 nats.
+        "hf_overrides": {"head_dtype": "float32"},
+    }
+    if has_experts:
+        # Other kernels rearrange the experts after the first load; a second would not.
+        arguments["moe_backend"] = "triton"
+    return arguments
+
+
+def check_share(
+    model_folder: str, settings: EngineConfig, *, share: float, free: int, total: int
+) -> None:
+    """Refuse a share that is not free or does not hold the weights; bytes. Before they are read."""
+    device = torch.cuda.current_device()
+    what = f"GPU {device} has {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    needed = weight_bytes(model_folder, settings.dtype)
+    if share * total > free:
+        raise ConfigError(
+            f"{what}, engine.gpu_memory_utilization = {share:.2f} asks for "
+            f"{share * total / GIB:.1f}; lower it, end other processes on this GPU, or use more "
+            "GPUs for the trainer"
+        )
+    if share * total <= needed:
+        raise ConfigError(
+            f"{what} and the engine may take {share * total / GIB:.1f}, but its weights alone are "
+            f"{needed / GIB:.1f}; raise engine.gpu_memory_utilization, set engine.sleep = true and "
+            "training.offload_optimizer = true, or use more GPUs for the trainer"
+        )
+
+
+def weight_bytes(model_folder: str, dtype: str) -> int:
+    """Bytes of a folder's weights in the engine's type."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in Path(model_folder).glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (no mapping)
+                size = 1
+                for length in file.get_slice(name).get_shape():
+                    size *= length
+                total += size
+    return total * (4 if dtype == "float32" else 2)
+
+
+def check_device(model: torch.nn.Module, device: int) -> None:
+    """Refuse an engine that is on another GPU than the trainer, or has made another one current."""
+    places = {parameter.device.index for parameter in model.parameters()}
+    if places != {device} or torch.cuda.current_device() != device:
+        raise ConfigError(
+            f"the trainer is on GPU {device}, but the engine's weights are on {sorted(places)} and "
+            f"GPU {torch.cuda.current_device()} is current; start one rank per GPU with torchrun"
+        )
