@@ -169,6 +169,18 @@ def test_temperature_is_applied_to_logits() -> None:
     torch.testing.assert_close(plain, torch.tensor([-0.407606, -1.407606]), atol=1e-6, rtol=0.0)
 
 
+def test_logits_of_bfloat16_weights_are_never_rounded_to_it() -> None:
+    """Logits near 20, where bfloat16 has steps of 0.125: the bound is float32's, 2e-6 at 20."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(T, D, generator=generator).mul(5).bfloat16()
+    weight = torch.randn(V, D, generator=generator).bfloat16()
+    targets = (hidden.float() @ weight.float().T).argmax(-1)
+    got, _ = chunked_logprobs(hidden, weight, targets, chunk=CHUNK)
+    want, _ = naive(hidden, weight, targets)
+    assert (hidden.float() @ weight.float().T).max() > 20
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=0.0, check_dtype=False)
+
+
 def test_bfloat16_logits_are_upcast_before_the_softmax() -> None:
     """LP11: 10.03 rounds to 10.0 in bfloat16, two equal logits give -ln 2."""
     hidden = torch.ones(1, 1, dtype=torch.bfloat16)
