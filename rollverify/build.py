@@ -105,12 +105,14 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
         max_sequence_tokens=config.rollout.max_sequence_tokens,
         seed=config.run.seed,
         record_routing=config.routing_replay.mode == "engine",
+        reserved_bytes=policy.optimizer_bytes,
     )
     rollouts = _rollouts(config, model, engine, prompts, encoded, ranks, reward.num_threads)
     evaluation = make_evaluation(config, model, engine, test, ranks, reward) if test else None
     window = AcceptanceWindow(config.switching)
     checkpoint = _checkpoint(config, folder, policy, rollouts, window, evaluation)
     done = 0 if resumed is None else checkpoint.load_latest(config.training.steps)
+    policy.offload_optimizer()
     drop_what_may_not_resume(config, rollouts.rollouter, window, done)
 
     run = Run(

@@ -22,6 +22,7 @@ from torchtitan.trainer import Trainer
 
 from torchtitan_ext.cpu.row_threads import RowThreads
 from torchtitan_ext.no_data_loader import NoDataLoader, NoTokenizer
+from torchtitan_ext.optimizer_offload import OptimizerOffload
 from torchtitan_ext.packed_rows import Row
 from torchtitan_ext.process_group import init_process_group
 from torchtitan_ext.routing_replay import RoutingReplay, RoutingStats
@@ -45,12 +46,15 @@ class PolicyTrainer(Trainer):
         tokenizer: NoTokenizer.Config = field(default_factory=NoTokenizer.Config)
         dataloader: NoDataLoader.Config = field(default_factory=NoDataLoader.Config)
         loss: CrossEntropyLoss.Config = field(default_factory=CrossEntropyLoss.Config)
+        offload_optimizer: bool = False
 
     checkpointer: CheckpointManager  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._routing = RoutingReplay(self.model, self.device)
+        self._offloads = config.offload_optimizer
+        self._offload = OptimizerOffload(self.optimizers if self._offloads else (), self.device)
         self._row_threads = RowThreads(self.model, dtype=self.config.training.mixed_precision_param)
 
     def init_distributed(self) -> ParallelDims:
@@ -87,6 +91,14 @@ class PolicyTrainer(Trainer):
         """The process group of those ranks; None where there is one."""
         mesh = self.parallel_dims.get_optional_mesh("batch")
         return None if mesh is None else mesh.get_group()
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of this rank's optimizer state on the device between two steps; it comes later."""
+        if self._offloads:
+            return 0
+        parts = (p.to_local() if isinstance(p, DTensor) else p for p in self.model.parameters())
+        return 2 * sum(part.numel() * part.element_size() for part in parts)
 
     def _inputs(self, row: Row) -> dict[str, Any]:
         """Keywords of `ScoringDecoder.forward`."""
@@ -137,13 +149,19 @@ class PolicyTrainer(Trainer):
                 "at the loss inputs of this step"
             )
         self.checkpointer.maybe_wait_for_staging()
+        self._offload.to_device()
         self.optimizers.step()
         self.optimizers.zero_grad()
         if is_last:
+            self.offload_optimizer()
             self.lr_schedulers.step()
             self.step += 1
             self.gc_handler.run(self.step)
         return grad_norm, learning_rate
+
+    def offload_optimizer(self) -> None:
+        """Move the optimizer's state to main memory until its next step, if that is set."""
+        self._offload.to_host()
 
     def score(self, rows: Sequence[Row], *, temperature: float = 1.0) -> list[Tensor]:
         """Log-probs of the rows' targets, [T] float32 nats on the CPU per row, routing replayed.

@@ -49,6 +49,7 @@ class TrainerSettings:
     logprob_chunk_mib: int = 0  # 0: 64 on CPUs, 512 on GPUs
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     attention: Literal["auto", "FA2", "FA3", "FA4"] = "auto"  # on GPUs in bfloat16
+    offload_optimizer: bool = False  # its state is in main memory but for its step
     deterministic: bool = False  # on GPUs, where torch has such kernels
     seed: int = 0
     data_parallel_replicate: int = 1
@@ -83,6 +84,7 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
         model_spec=_model_spec(settings),
         hf_assets_path=settings.model_folder,
         dump_folder=settings.run_folder,
+        offload_optimizer=settings.offload_optimizer,
         optimizer=OptimizersContainer.Config(param_groups=[adamw], implementation="fused"),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=settings.warmup_steps, **decay),
         training=TrainingConfig(

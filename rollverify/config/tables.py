@@ -270,7 +270,7 @@ class TrainingConfig(Table, frozen=True):
     compile: bool = False
     """Whether each block is compiled, for GPUs; the first steps then take minutes longer."""
     offload_optimizer: bool = False
-    """Whether the optimizer's state waits in main memory while the engine decodes."""
+    """Whether the optimizer's state waits in main memory, but for the optimizer's own step."""
 
 
 class AdvantageConfig(Table, frozen=True):

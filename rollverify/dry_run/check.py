@@ -21,16 +21,14 @@ from rollverify.config.rules import check_world_size
 from rollverify.config.tables import Config
 from rollverify.dry_run.memory import (
     DTYPE_BYTES,
-    ENGINE_WORKSPACE_BYTES,
     GIB,
     Layout,
     Parameter,
     Plan,
     Sizes,
-    cures,
-    kv_bytes_per_token,
+    plan_cpu,
+    plan_gpu,
     problems,
-    trainer_bytes,
 )
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
 from rollverify.toy.settings import base_folder
@@ -123,29 +121,16 @@ def make_plan(config: Config, model: "MetaModel", world_size: int, gpu_gib: floa
     sizes = sizes_of(model.config)
     check_model(config, sizes)
     _, shard, tensor = degrees(config, world_size)
-    engine = config.engine
+    layout = Layout(shard=shard, tensor=tensor, num_ranks=world_size)
     parameters = [Parameter(name=name, shape=shape) for name, shape in model.parameters.items()]
-    weights = DTYPE_BYTES[engine.dtype] * sum(parameter.numel for parameter in parameters)
-    if gpu_gib is None:
-        device = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world_size
-        budget = weights + ENGINE_WORKSPACE_BYTES + int(engine.kv_cache_gib * GIB)
-    else:
-        device = int(gpu_gib * GIB)
-        budget = int(engine.gpu_memory_utilization * device)
-    trainer = trainer_bytes(parameters, sizes, Layout(shard=shard, tensor=tensor), config.training)
-    if config.kl.coefficient > 0:
-        trainer["reference"] = trainer["weights"]  # its shards, kept beside the policy's
-    return Plan(
-        trainer=trainer,
-        engine_weights=weights,
-        engine_budget=budget,
-        kv_per_token=kv_bytes_per_token(sizes, engine.dtype),
-        device=device,
-    )
+    if gpu_gib is not None:
+        return plan_gpu(config, parameters, sizes, layout, int(gpu_gib * GIB))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return plan_cpu(config, parameters, sizes, layout, memory // world_size)
 
 
 def print_plan(config: Config, plan: Plan, world_size: int) -> None:
-    """The plan as a table on the standard output."""
+    """The plan as a table on the standard output, and the engine settings that follow from it."""
     rollout, longest = config.rollout, config.rollout.max_sequence_tokens
     replicate, shard, tensor = degrees(config, world_size)
     in_flight = rollout.prompts_per_step * rollout.group_size / (replicate * shard)
@@ -154,15 +139,25 @@ def print_plan(config: Config, plan: Plan, world_size: int) -> None:
     print(f"{num_parameters:,} parameters, {world_size} ranks = {replicate} x {shard} x {tensor}")
     print(f"{rollout.prompts_per_step} prompts x {rollout.group_size}, up to {longest:,} tokens")
     print(f"{in_flight:,.0f} responses in flight on an engine")
-    for part, size in plan.trainer.items():
-        print(f"  trainer {part:<18} {size / GIB:9.2f} GiB")
-    num_cached = plan.cache // plan.kv_per_token
-    print(f"  engine  {'weights':<18} {plan.engine_weights / GIB:9.2f} GiB")
-    print(
-        f"  engine  {'key-value cache':<18} {plan.cache / GIB:9.2f} GiB  "
-        f"({num_cached:,} tokens, {num_cached / longest:.1f} of full length)"
-    )
-    print(f"  in all  {'':<18} {plan.total / GIB:9.2f} GiB  of {plan.device / GIB:.1f}")
+    print(f"  {'GiB':<20}" + "".join(f"{phase:>16}" for phase in plan.phases))
+    names = dict.fromkeys(name for parts in plan.phases.values() for name in parts)
+    for name in names:
+        sizes = [parts.get(name, 0) for parts in plan.phases.values()]
+        if any(sizes):
+            print(f"  {name:<20}" + "".join(f"{size / GIB:16.2f}" for size in sizes))
+    totals = [sum(parts.values()) for parts in plan.phases.values()]
+    print(f"  {'in all':<20}" + "".join(f"{total / GIB:16.2f}" for total in totals))
+    print(f"  of {plan.device / GIB:.1f}; activations and what libraries take are estimates")
+    full, half = plan.cached_tokens / longest, plan.cached_tokens // max(1, longest // 2)
+    print(f"the cache holds {plan.cached_tokens:,} tokens, {full:.1f} responses of full length")
+    best = max(1, min(math.ceil(in_flight), half))
+    if best < in_flight:
+        print(
+            f"warning: that is less than half the length of {in_flight:,.0f} responses: the engine "
+            "will compute some again when they have to make room for others"
+        )
+    if best != config.engine.max_num_seqs:
+        print(f"by this plan: engine.max_num_seqs = {best}")
 
 
 def _gpu_gib(asked: float | None) -> float | None:
@@ -222,17 +217,12 @@ def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     gpu_gib = _gpu_gib(options.gpu_gib)
     plan = make_plan(config, model, options.world_size, gpu_gib)
     print_plan(config, plan, options.world_size)
-    longest = config.rollout.max_sequence_tokens
-    help_with = cures(
-        config.training,
+    return context_problems(config, model.config.max_position_embeddings) + problems(
+        plan,
+        config,
         num_layers=model.config.num_hidden_layers,
-        max_sequence_tokens=longest,
-        spare_cache=plan.cache - plan.kv_per_token * longest,
         num_ranks=options.world_size,
         on_gpu=gpu_gib is not None,
-    )
-    return context_problems(config, model.config.max_position_embeddings) + problems(
-        plan, longest, help_with
     )
 
 

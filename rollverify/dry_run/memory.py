@@ -1,14 +1,15 @@
-"""Memory of one GPU by part, from the shapes of a model and the settings of a run.
+"""Memory of one GPU in each phase, by part, from the shapes of a model and the settings of a run.
 
-Weights, gradients and optimizer follow from the layout; activations are an estimate. What
-allocator, libraries or graphs take is not in it.
+Weights, gradients, optimizer and cache follow from the layout. Activations are an estimate, and
+`Allowances` are guesses from other people's reports until a GPU run replaces them.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rollverify.config.tables import TrainingConfig
+from rollverify.config.tables import Config, TrainingConfig
+from rollverify.engine.memory import engine_share
 
 GIB = 2**30
 FLOAT32 = 4
@@ -16,8 +17,24 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 LIVE_CHUNKS = 4
 """Tensors of one chunk of logits that live at the same time in the backward pass of the head."""
 
-ENGINE_WORKSPACE_BYTES = GIB
-"""Left to the engine beside weights and cache: activations of a decode step, buffers."""
+TRAINER = ("training", "optimizer step")
+"""Phases in which the engine may be asleep."""
+
+CPU_WORKSPACE = GIB
+"""Left to an engine on CPUs beside weights and cache."""
+
+
+class Allowances:
+    """What no shape tells, bytes; not measured by this project."""
+
+    CONTEXT = GIB
+    """CUDA context, kernels and libraries of one process."""
+    COMMUNICATION = 3 * GIB // 2
+    """Buffers of NCCL, with more than one rank."""
+    GRAPHS = GIB
+    """CUDA graphs of the engine; they stay while it sleeps."""
+    FRAGMENTATION = 0.04
+    """Of what a phase allocates, with expandable segments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +61,7 @@ class Layout:
 
     shard: int
     tensor: int
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,25 +86,20 @@ class Sizes:
 class Plan:
     """Bytes of one device."""
 
-    trainer: dict[str, int]
-    """By part."""
+    phases: dict[str, dict[str, int]]
+    """Parts of each phase by name; on CPUs there is one phase."""
 
     engine_weights: int
-    engine_budget: int
-    """Weights, workspace and cache."""
+    cache: int
+    """Keys and values, 0 or more."""
 
     kv_per_token: int
     device: int
 
     @property
-    def cache(self) -> int:
-        """Left for keys and values."""
-        return max(0, self.engine_budget - self.engine_weights - ENGINE_WORKSPACE_BYTES)
-
-    @property
-    def total(self) -> int:
-        """Trainer and engine."""
-        return sum(self.trainer.values()) + self.engine_budget
+    def cached_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return self.cache // self.kv_per_token
 
 
 def owned(parameter: Parameter, layout: Layout) -> int:
@@ -112,20 +125,28 @@ def largest_layer(parameters: Iterable[Parameter], layout: Layout) -> int:
     return math.ceil(max(layers.values(), default=0) / layout.tensor)
 
 
-def activation_bytes(
-    sizes: Sizes, num_tokens: int, dtype: str, activation_checkpoint: str, tensor: int
-) -> int:
-    """Estimate of what the backward pass of a packed row of `num_tokens` needs, without the head.
+def layer_values(sizes: Sizes, num_tokens: int, tensor: int) -> int:
+    """Values that one layer keeps of a row of `num_tokens` for its backward pass; an estimate.
 
-    A layer keeps per token its two inputs and two normed inputs, queries and the attention's output
-    twice, keys and values twice, and three inner widths; with experts also the copies of the token
-    that are sent out and come back. Fully checkpointed, only a layer's input stays, and one layer
-    is alive; selective lies between, counted as half. Tensor ranks divide heads and inner width.
+    Per token its two inputs and two normed inputs, queries and the attention's output twice, keys
+    and values twice, and three inner widths; with experts also the copies of the token that are
+    sent out and come back. Tensor ranks divide heads and inner width.
     """
     heads = 3 * sizes.num_heads + 4 * sizes.num_kv_heads
     copies = 2 * sizes.experts_per_token * sizes.hidden_size
     divided = heads * sizes.head_dim + 3 * sizes.inner_size
-    layer = num_tokens * (4 * sizes.hidden_size + copies + math.ceil(divided / tensor))
+    return num_tokens * (4 * sizes.hidden_size + copies + math.ceil(divided / tensor))
+
+
+def activation_bytes(
+    sizes: Sizes, num_tokens: int, dtype: str, activation_checkpoint: str, tensor: int
+) -> int:
+    """What the backward pass of a packed row of `num_tokens` needs, without the head.
+
+    Fully checkpointed, only a layer's input stays, and one layer is alive; selective lies between,
+    counted as half.
+    """
+    layer = layer_values(sizes, num_tokens, tensor)
     inputs = num_tokens * sizes.hidden_size * sizes.num_layers
     values = {
         "none": layer * sizes.num_layers,
@@ -135,34 +156,45 @@ def activation_bytes(
     return values * DTYPE_BYTES[dtype]
 
 
-def trainer_bytes(
+def resident_bytes(parameters: Sequence[Parameter], layout: Layout) -> dict[str, int]:
+    """Weights and AdamW's two moments on the fullest rank, float32; tied weights once."""
+    mine = FLOAT32 * sum(owned(parameter, layout) for parameter in parameters)
+    return {"weights": mine, "optimizer": 2 * mine}
+
+
+def step_bytes(
     parameters: Sequence[Parameter], sizes: Sizes, layout: Layout, training: TrainingConfig
 ) -> dict[str, int]:
-    """Bytes of the trainer on the fullest rank, by part; tied weights are given once.
+    """What training and scoring need beside weights and optimizer, by part.
 
-    Forward and backward are in the dtype of training; weights, gradients and optimizer in float32.
+    Forward and backward are in the dtype of training, gradients and their sums in float32.
     """
-    width = DTYPE_BYTES[training.dtype]
-    mine = sum(owned(parameter, layout) for parameter in parameters)
+    width, tensor = DTYPE_BYTES[training.dtype], layout.tensor
     layer = largest_layer(parameters, layout)
     head = sizes.vocab_size * sizes.hidden_size
     is_gathered = layout.shard > 1 or training.dtype != "float32"
-    gathered = 2 * layer + math.ceil(head / layout.tensor)
+    gathered = 2 * layer + math.ceil(head / tensor)
+    num_tokens = training.micro_batch_tokens
+    chunk_mib = training.logprob_chunk_mib or 512
+    kept = activation_bytes(
+        sizes, num_tokens, training.dtype, training.activation_checkpoint, tensor
+    )
     return {
-        "weights": FLOAT32 * mine,
-        "gradients": FLOAT32 * mine,
-        "optimizer": 2 * FLOAT32 * mine,
-        "gathered layers": (width * gathered + FLOAT32 * layer) * is_gathered,
-        "activations": activation_bytes(
-            sizes,
-            training.micro_batch_tokens,
-            training.dtype,
-            training.activation_checkpoint,
-            layout.tensor,
-        ),
-        "log-prob head": LIVE_CHUNKS * training.logprob_chunk_mib * 2**20
-        + (FLOAT32 + width) * head,
+        "gradients": resident_bytes(parameters, layout)["weights"],
+        "gathered layers": width * gathered * is_gathered,
+        # Of the largest unit, before its gradient is summed over the ranks.
+        "gradient sums": FLOAT32 * max(layer, math.ceil(head / tensor)) * is_gathered,
+        "activations": kept,
+        "backward of a layer": width * layer_values(sizes, num_tokens, tensor),
+        "log-prob head": LIVE_CHUNKS * chunk_mib * 2**20 + (FLOAT32 + width) * head,
     }
+
+
+def engine_workspace(sizes: Sizes, config: Config) -> int:
+    """Activations of the longest engine step, and float32 logits and their softmax."""
+    engine = config.engine
+    layer = layer_values(sizes, engine.max_num_batched_tokens, 1) * DTYPE_BYTES[engine.dtype]
+    return layer + 2 * FLOAT32 * engine.max_num_seqs * sizes.vocab_size
 
 
 def kv_bytes_per_token(sizes: Sizes, dtype: str) -> int:
@@ -170,60 +202,137 @@ def kv_bytes_per_token(sizes: Sizes, dtype: str) -> int:
     return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * DTYPE_BYTES[dtype]
 
 
-def cures(
-    training: TrainingConfig,
-    *,
-    num_layers: int,
-    max_sequence_tokens: int,
-    spare_cache: int,
-    num_ranks: int,
-    on_gpu: bool,
-) -> list[str]:
-    """What makes a plan smaller than it is with these settings, the least intrusive first.
+def plan_gpu(
+    config: Config, parameters: Sequence[Parameter], sizes: Sizes, layout: Layout, device: int
+) -> Plan:
+    """The phases on a GPU of `device` bytes: decoding, transfer of weights, training, optimizer.
 
-    `spare_cache` are the bytes of the engine's cache beyond one response. Ranks on CPUs share the
-    machine's memory; on GPUs each has its own.
+    With engine.sleep the engine's weights and cache are gone while the trainer works; with
+    training.offload_optimizer the moments are there in the optimizer's own step alone.
     """
+    engine, training = config.engine, config.training
+    resident = resident_bytes(parameters, layout)
+    reference = resident["weights"] if config.kl.coefficient > 0 else 0
+    awake = {"weights": resident["weights"], "reference": reference}
+    awake["optimizer"] = 0 if training.offload_optimizer else resident["optimizer"]
+    always = {
+        "context": Allowances.CONTEXT,
+        "communication": Allowances.COMMUNICATION if layout.num_ranks > 1 else 0,
+        "graphs": 0 if engine.compile == "off" else Allowances.GRAPHS,
+    }
+    weights = DTYPE_BYTES[engine.dtype] * sum(parameter.numel for parameter in parameters)
+    workspace = engine_workspace(sizes, config)
+    taken = sum(awake.values()) + always["context"] + always["communication"]
+    share = engine.gpu_memory_utilization or engine_share(device - taken, device, engine.sleep)
+    cache = max(0, int(share * device) - weights - workspace)
+    decoding = {"engine weights": weights, "engine cache": cache, "engine workspace": workspace}
+    largest = max(parameter.numel for parameter in parameters)
+    gathered = (FLOAT32 + DTYPE_BYTES[engine.dtype]) * largest
+    sync_cache = 0 if engine.sleep else cache
+    in_training = {} if engine.sleep else decoding
+    phases = {
+        "decoding": awake | decoding,
+        "weight sync": awake
+        | {"engine weights": weights, "engine cache": sync_cache, "one parameter": gathered},
+        "training": awake | step_bytes(parameters, sizes, layout, training) | in_training,
+        "optimizer step": awake
+        | {"optimizer": resident["optimizer"], "gradients": resident["weights"]}
+        | in_training,
+    }
+    for parts in phases.values():
+        allocated = sum(parts.values())
+        parts |= always | {"fragmentation": int(Allowances.FRAGMENTATION * allocated)}
+    kv = kv_bytes_per_token(sizes, engine.dtype)
+    return Plan(phases=phases, engine_weights=weights, cache=cache, kv_per_token=kv, device=device)
+
+
+def plan_cpu(
+    config: Config, parameters: Sequence[Parameter], sizes: Sizes, layout: Layout, device: int
+) -> Plan:
+    """Everything at once, on this rank's part of the machine's memory."""
+    engine = config.engine
+    cache = int(engine.kv_cache_gib * GIB)
+    weights = DTYPE_BYTES[engine.dtype] * sum(parameter.numel for parameter in parameters)
+    parts = resident_bytes(parameters, layout)
+    if config.kl.coefficient > 0:
+        parts["reference"] = parts["weights"]
+    training = config.training.model_copy(
+        update={"logprob_chunk_mib": config.training.logprob_chunk_mib or 64}
+    )
+    parts |= step_bytes(parameters, sizes, layout, training)
+    parts |= {
+        "engine weights": weights,
+        "engine cache": cache,
+        "engine workspace": CPU_WORKSPACE,
+    }
+    kv = kv_bytes_per_token(sizes, engine.dtype)
+    return Plan(
+        phases={"at once": parts},
+        engine_weights=weights,
+        cache=cache,
+        kv_per_token=kv,
+        device=device,
+    )
+
+
+def cures(
+    config: Config, *, num_layers: int, num_ranks: int, on_gpu: bool, phase: str
+) -> list[str]:
+    """What makes a phase smaller than it is with these settings, the least intrusive first.
+
+    Ranks on CPUs share the machine's memory; on GPUs each has its own.
+    """
+    training, longest = config.training, config.rollout.max_sequence_tokens
     found = []
+    if on_gpu and phase != "optimizer step" and not training.offload_optimizer:
+        found.append("training.offload_optimizer = true")
+    if on_gpu and not config.engine.sleep:
+        found.append("engine.sleep = true")
     if on_gpu:
         found.append("more ranks")
     elif num_ranks > 1:  # Shards add up to the same; engines and activations become fewer.
         found.append("fewer ranks")
-    # Recomputing saves nothing where the one layer that is alive is all.
-    least = {"none": 1, "selective": 2, "full": num_layers}[training.activation_checkpoint]
-    if num_layers > least:
-        found.append("training.activation_checkpoint = 'full'")
-    if training.micro_batch_tokens > max_sequence_tokens:
-        found.append("a smaller training.micro_batch_tokens")
-    else:
-        found.append("shorter rollout.max_response_tokens with training.micro_batch_tokens")
-    if spare_cache > 0:
-        setting = "engine.gpu_memory_utilization" if on_gpu else "engine.kv_cache_gib"
-        found.append(f"a smaller {setting}")
+    if phase in ("training", "at once"):
+        # Recomputing saves nothing where the one layer that is alive is all.
+        least = {"none": 1, "selective": 2, "full": num_layers}[training.activation_checkpoint]
+        if num_layers > least:
+            found.append("training.activation_checkpoint = 'full'")
+        if training.micro_batch_tokens > longest:
+            found.append("a smaller training.micro_batch_tokens")
+        else:
+            found.append("shorter rollout.max_response_tokens with training.micro_batch_tokens")
+    if not on_gpu:
+        found.append("a smaller engine.kv_cache_gib")
+    elif config.engine.gpu_memory_utilization and not (config.engine.sleep and phase in TRAINER):
+        found.append("a smaller engine.gpu_memory_utilization")
     return found
 
 
-def problems(plan: Plan, max_sequence_tokens: int, cures: Sequence[str]) -> list[str]:
-    """Where the plan does not fit, each in one line with its numbers and the cure.
-
-    There is at least one cure for a plan that is too large.
-    """
+def problems(
+    plan: Plan, config: Config, *, num_layers: int, num_ranks: int, on_gpu: bool
+) -> list[str]:
+    """Where the plan does not fit, each in one line with its numbers and the cures."""
     found = []
-    least = plan.kv_per_token * max_sequence_tokens
+    longest = config.rollout.max_sequence_tokens
+    least = plan.kv_per_token * longest
     if plan.cache < least:
+        cure = "engine.gpu_memory_utilization" if on_gpu else "engine.kv_cache_gib"
         found.append(
-            f"the engine's {plan.engine_budget / GIB:.1f} GiB hold "
-            f"{plan.engine_weights / GIB:.1f} GiB of weights, but not 1 GiB of workspace and the "
-            f"{least / GIB:.1f} GiB of cache of one response of {max_sequence_tokens} tokens; "
-            "raise engine.gpu_memory_utilization (on CPU engine.kv_cache_gib) or shorten "
-            "rollout.max_response_tokens"
+            f"beside {plan.engine_weights / GIB:.1f} GiB of weights the engine has "
+            f"{plan.cache / GIB:.1f} GiB of cache, one response of {longest} tokens needs "
+            f"{least / GIB:.1f}; raise {cure}, or shorten rollout.max_response_tokens"
         )
-    if plan.total > plan.device:
-        parts = ", ".join(cures[:-1]), cures[-1]
-        largest = max(plan.trainer, key=lambda part: plan.trainer[part])
-        found.append(
-            f"{plan.total / GIB:.1f} GiB do not fit into {plan.device / GIB:.1f} GiB: trainer "
-            f"{sum(plan.trainer.values()) / GIB:.1f} (most of it {largest}), engine "
-            f"{plan.engine_budget / GIB:.1f}; use {' or '.join(filter(None, parts))}"
-        )
+    for phase, parts in plan.phases.items():
+        total = sum(parts.values())
+        if total > plan.device:
+            largest = sorted(parts, key=lambda part: -parts[part])[:2]
+            sizes = ", ".join(f"{part} {parts[part] / GIB:.1f}" for part in largest)
+            help_with = cures(
+                config, num_layers=num_layers, num_ranks=num_ranks, on_gpu=on_gpu, phase=phase
+            )
+            found.append(
+                f"{phase}: {total / GIB:.1f} GiB do not fit into {plan.device / GIB:.1f} GiB (most "
+                f"of it {sizes}); use {', '.join(help_with[:-1])}{' or ' * (len(help_with) > 1)}"
+                f"{help_with[-1]}"
+            )
     return found

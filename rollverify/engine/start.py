@@ -12,6 +12,7 @@ def start_engine(
     max_sequence_tokens: int,
     seed: int,
     record_routing: bool = False,
+    reserved_bytes: int = 0,
 ) -> RolloutEngine:
     """VLLM with the model folder's weights, see `VllmEngine`; vLLM is imported only now."""
     from rollverify.engine.vllm_engine import VllmEngine
@@ -23,4 +24,5 @@ def start_engine(
         max_model_len=max_sequence_tokens,
         seed=seed,
         record_routing=record_routing,
+        reserved_bytes=reserved_bytes,
     )

@@ -67,11 +67,13 @@ class VllmEngine:
         max_model_len: int,
         seed: int,
         record_routing: bool = False,
+        reserved_bytes: int = 0,
     ) -> None:
         """Start the engine and run one short generation, so that no later step pays for warm-up.
 
         `max_model_len` is the longest prompt plus response in tokens. `record_routing` takes layers
         * experts per token bytes of main memory per token of KV cache, twice beyond 256 experts.
+        `reserved_bytes` of what is free on a GPU are left to the trainer.
         """
         on_cpu, config = not torch.cuda.is_available(), read_model_config(model_folder)
         device = None if on_cpu else torch.cuda.current_device()
@@ -105,7 +107,7 @@ class VllmEngine:
             arguments["enable_chunked_prefill"] = False
         else:
             arguments |= vllm_gpu.gpu_arguments(
-                model_folder, settings, has_experts=has_experts(config)
+                model_folder, settings, has_experts=has_experts(config), reserved=reserved_bytes
             )
         arguments.update(settings.options)
         self._engine = _started(arguments)

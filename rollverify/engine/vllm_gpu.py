@@ -25,10 +25,14 @@ class TrainerDeviceExecutor(UniProcExecutor):
 
 
 def gpu_arguments(
-    model_folder: str, settings: EngineConfig, *, has_experts: bool
+    model_folder: str, settings: EngineConfig, *, has_experts: bool, reserved: int = 0
 ) -> dict[str, Any]:
-    """Engine arguments for a GPU; ConfigError if what is free cannot hold weights and cache."""
+    """Engine arguments for a GPU; ConfigError if what is free cannot hold weights and cache.
+
+    `reserved` bytes of it are the trainer's: its optimizer has its state only after a step.
+    """
     free, total = torch.cuda.mem_get_info()
+    free -= reserved
     share = settings.gpu_memory_utilization or engine_share(free, total, settings.sleep)
     check_share(model_folder, settings, share=share, free=free, total=total)
     arguments: dict[str, Any] = {

@@ -1,10 +1,10 @@
 """Memory by part against sums done by hand, and what does not fit."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from rollverify.config.load import read_config
 from rollverify.config.tables import TrainingConfig
 from rollverify.dry_run.memory import (
     GIB,
@@ -18,7 +18,8 @@ from rollverify.dry_run.memory import (
     largest_layer,
     owned,
     problems,
-    trainer_bytes,
+    resident_bytes,
+    step_bytes,
 )
 
 SIZES = Sizes(
@@ -80,21 +81,27 @@ def test_trainer_keeps_float32_whatever_it_computes_in() -> None:
     training = TrainingConfig(
         dtype="bfloat16", activation_checkpoint="full", micro_batch_tokens=10, logprob_chunk_mib=1
     )
-    plan = trainer_bytes(WEIGHTS, SIZES, Layout(shard=1, tensor=1), training)
+    layout = Layout(shard=1, tensor=1)
     # 800 + 60 + 9 + 240 = 1109 values of 4 bytes; Adam has two of them
-    assert (plan["weights"], plan["gradients"], plan["optimizer"]) == (4436, 4436, 8872)
-    # two layers of 240 and the head of 800 in bfloat16, one layer's gradient in float32
-    assert plan["gathered layers"] == 2 * (480 + 800) + 4 * 240
+    assert resident_bytes(WEIGHTS, layout) == {"weights": 4436, "optimizer": 8872}
+    parts = step_bytes(WEIGHTS, SIZES, layout, training)
+    assert parts["gradients"] == 4436
+    # two layers of 240 and the head of 800 in bfloat16; the head's gradient is the largest
+    assert parts["gathered layers"] == 2 * (480 + 800)
+    assert parts["gradient sums"] == 4 * 800
+    # a layer keeps 1600 values of ten tokens (see above), and its backward makes as many
+    assert parts["activations"] == 2 * (160 + 1600)
+    assert parts["backward of a layer"] == 2 * 1600
     # four chunks of 1 MiB; the head's gradient in float32 and again in bfloat16
-    assert plan["log-prob head"] == 4 * 2**20 + 6 * 800
+    assert parts["log-prob head"] == 4 * 2**20 + 6 * 800
 
 
 def test_one_float32_rank_gathers_nothing() -> None:
     training = TrainingConfig(
         dtype="float32", activation_checkpoint="none", micro_batch_tokens=10, logprob_chunk_mib=1
     )
-    plan = trainer_bytes(WEIGHTS, SIZES, Layout(shard=1, tensor=1), training)
-    assert plan["gathered layers"] == 0
+    parts = step_bytes(WEIGHTS, SIZES, Layout(shard=1, tensor=1), training)
+    assert parts["gathered layers"] == parts["gradient sums"] == 0
 
 
 def test_cache_holds_a_key_and_a_value_per_layer() -> None:
@@ -102,76 +109,95 @@ def test_cache_holds_a_key_and_a_value_per_layer() -> None:
     assert kv_bytes_per_token(SIZES, "bfloat16") == 64
 
 
-def found(
-    max_sequence_tokens: int = 1024, cures: Sequence[str] = ("a cure",), device: int = 9 * GIB
-) -> list[str]:
-    """Problems of a plan of 5 GiB for trainer and 4 for the engine that just fits into 9."""
+LONGEST = 1024
+"""Tokens of the longest sequence below."""
+
+
+def config_of(**settings: dict[str, Any]) -> Any:
+    rollout = {"max_prompt_tokens": 24, "max_response_tokens": LONGEST - 24}
+    training = {"micro_batch_tokens": LONGEST + 1} | settings.pop("training", {})
+    return read_config(settings={"rollout": rollout, "training": training, **settings})
+
+
+def found(*, cache: int = GIB, device: int = 9 * GIB, **settings: dict[str, Any]) -> list[str]:
+    """Problems of a plan with 9 GiB for decoding and 5 for training, and 1 MiB a token of cache."""
     plan = Plan(
-        trainer={"weights": 3 * GIB, "activations": 2 * GIB},
-        engine_weights=2 * GIB,
-        engine_budget=4 * GIB,
-        kv_per_token=GIB // 1024,
+        phases={
+            "decoding": {"weights": 3 * GIB, "engine weights": 5 * GIB, "engine cache": cache},
+            "training": {"weights": 3 * GIB, "activations": 2 * GIB},
+        },
+        engine_weights=5 * GIB,
+        cache=cache,
+        kv_per_token=GIB // LONGEST,
         device=device,
     )
-    return problems(plan, max_sequence_tokens, cures)
+    return problems(plan, config_of(**settings), num_layers=2, num_ranks=2, on_gpu=True)
 
 
 def test_plan_that_just_fits_has_no_problem() -> None:
-    """4 GiB for the engine: 2 of weights, 1 of workspace, 1 of cache for 1024 tokens."""
     assert found() == []
 
 
-def test_one_token_more_than_the_cache_holds_is_a_problem() -> None:
-    (line,) = found(max_sequence_tokens=1025)
-    assert "one response of 1025 tokens" in line and "\n" not in line
+def test_one_token_less_than_a_response_is_a_problem() -> None:
+    (line,) = found(cache=GIB - GIB // LONGEST)
+    assert "one response of 1024 tokens needs 1.0" in line and "\n" not in line
 
 
-def test_one_byte_less_than_needed_is_a_problem() -> None:
+def test_the_phase_that_does_not_fit_is_named_with_its_largest_parts() -> None:
     (line,) = found(device=9 * GIB - 1)
-    assert line.startswith("9.0 GiB do not fit into 9.0 GiB: trainer 5.0 (most of it weights)")
-
-
-def test_what_would_help_is_named_at_the_end() -> None:
-    (line,) = found(device=1, cures=["more ranks", "a smaller row"])
-    assert line.endswith("engine 4.0; use more ranks or a smaller row")
+    assert line.startswith("decoding: 9.0 GiB do not fit into 9.0 GiB (most of it engine weights")
+    assert line.endswith("use training.offload_optimizer = true or more ranks")
+    lines = found(device=4 * GIB)
+    assert [line.split(":")[0] for line in lines] == ["decoding", "training"]
 
 
 FULL = "training.activation_checkpoint = 'full'"
 ROW = "a smaller training.micro_batch_tokens"
-SHARE = "a smaller engine.gpu_memory_utilization"
 SHORTER = "shorter rollout.max_response_tokens with training.micro_batch_tokens"
+OFFLOAD, SLEEP = "training.offload_optimizer = true", "engine.sleep = true"
+SHARE, CACHE = "a smaller engine.gpu_memory_utilization", "a smaller engine.kv_cache_gib"
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("phase", "settings", "others", "expected"),
     [
-        ({}, ["more ranks", FULL, ROW, SHARE]),
-        ({"activation_checkpoint": "full"}, ["more ranks", ROW, SHARE]),
+        ("training", {}, {}, [OFFLOAD, "more ranks", FULL, ROW]),
+        ("training", {"activation_checkpoint": "full"}, {}, [OFFLOAD, "more ranks", ROW]),
         # Of one layer nothing is recomputed; of two, selective keeps as much as full.
-        ({"num_layers": 1}, ["more ranks", ROW, SHARE]),
-        ({"num_layers": 2, "activation_checkpoint": "selective"}, ["more ranks", ROW, SHARE]),
-        ({"num_layers": 3, "activation_checkpoint": "selective"}, ["more ranks", FULL, ROW, SHARE]),
+        ("training", {}, {"num_layers": 1}, [OFFLOAD, "more ranks", ROW]),
+        ("training", {"activation_checkpoint": "selective"}, {}, [OFFLOAD, "more ranks", ROW]),
         # A row must hold the longest response.
-        ({"micro_batch_tokens": 64}, ["more ranks", FULL, SHORTER, SHARE]),
-        # The engine has no more than it needs.
-        ({"spare_cache": 0}, ["more ranks", FULL, ROW]),
+        ("training", {"micro_batch_tokens": LONGEST}, {}, [OFFLOAD, "more ranks", FULL, SHORTER]),
+        ("training", {"offload_optimizer": True}, {}, ["more ranks", FULL, ROW]),
+        # The optimizer's own step has its state in any case.
+        ("optimizer step", {}, {}, ["more ranks"]),
+        ("decoding", {"offload_optimizer": True}, {}, ["more ranks"]),
         # Ranks on CPUs share the memory.
-        ({"on_gpu": False, "num_ranks": 1}, [FULL, ROW, "a smaller engine.kv_cache_gib"]),
-        ({"on_gpu": False, "spare_cache": -1}, ["fewer ranks", FULL, ROW]),
+        ("at once", {}, {"on_gpu": False, "num_ranks": 1}, [FULL, ROW, CACHE]),
+        ("at once", {}, {"on_gpu": False}, ["fewer ranks", FULL, ROW, CACHE]),
     ],
 )
 def test_only_what_would_change_something_is_a_cure(
-    changes: dict[str, Any], expected: list[str]
+    phase: str, settings: dict[str, Any], others: dict[str, Any], expected: list[str]
 ) -> None:
-    training = {"activation_checkpoint": "none", "micro_batch_tokens": 65}
-    for key in changes.keys() & training.keys():
-        training[key] = changes[key]
-    settings = {
-        "num_layers": 2,
-        "max_sequence_tokens": 64,
-        "spare_cache": 1,
-        "num_ranks": 2,
-        "on_gpu": True,
-    }
-    others = {key: value for key, value in changes.items() if key not in training}
-    assert cures(TrainingConfig(**training), **(settings | others)) == expected
+    values = {"num_layers": 2, "num_ranks": 2, "on_gpu": True} | others
+    assert cures(config_of(training=settings), phase=phase, **values) == expected
+
+
+@pytest.mark.parametrize(
+    ("phase", "engine", "expected"),
+    [
+        ("decoding", {"gpu_memory_utilization": 0.9}, [OFFLOAD, "more ranks", SHARE]),
+        ("training", {"gpu_memory_utilization": 0.9}, [OFFLOAD, "more ranks", FULL, ROW]),
+        (
+            "training",
+            {"gpu_memory_utilization": 0.4, "sleep": False},
+            [OFFLOAD, SLEEP, "more ranks", FULL, ROW, SHARE],
+        ),
+    ],
+)
+def test_a_share_that_was_asked_for_can_be_smaller(
+    phase: str, engine: dict[str, Any], expected: list[str]
+) -> None:
+    config = config_of(engine=engine)
+    assert cures(config, num_layers=2, num_ranks=2, on_gpu=True, phase=phase) == expected
