@@ -120,8 +120,7 @@ class VllmEngine:
             vllm_gpu.check_device(self._model(), device)
         self._sleeps = settings.sleep and not on_cpu
         self._asleep: set[EngineMemory] = set()
-        self.num_preemptions = 0
-        self.num_lost_tokens = 0
+        self.num_preemptions = self.num_lost_tokens = 0
         self._count_preemptions()
         num_parameters = sum(p.numel() for p in self._model().parameters())
         self._threads = StepThreads(settings.num_cpu_threads, num_parameters, on_cpu=on_cpu)

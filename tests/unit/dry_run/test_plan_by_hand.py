@@ -109,6 +109,21 @@ def expected(
     return phases
 
 
+def sizes_of(m: dict[str, Any]) -> Sizes:
+    return Sizes(
+        num_layers=m["num_hidden_layers"],
+        hidden_size=m["hidden_size"],
+        num_heads=m["num_attention_heads"],
+        num_kv_heads=m["num_key_value_heads"],
+        head_dim=m["head_dim"],
+        vocab_size=m["vocab_size"],
+        inner_size=m["num_experts_per_tok"] * m["moe_intermediate_size"]
+        if m["num_experts"]
+        else m["intermediate_size"],
+        experts_per_token=m["num_experts_per_tok"] if m["num_experts"] else 0,
+    )
+
+
 CASES = [
     ("qwen3_4b_base", 1, 80, {}, {"offload_optimizer": True}),
     ("qwen3_4b_base", 32, 80, {"sleep": False}, {}),
@@ -128,21 +143,9 @@ def test_every_part_of_every_phase(
     files = [CONFIGS / "models" / f"{name}.toml", CONFIGS / "paper" / "dapo_math_16k.toml"]
     config = read_config([str(file) for file in files], {"engine": engine, "training": training})
     assert config.training.activation_checkpoint == "full"
-    sizes = Sizes(
-        num_layers=m["num_hidden_layers"],
-        hidden_size=m["hidden_size"],
-        num_heads=m["num_attention_heads"],
-        num_kv_heads=m["num_key_value_heads"],
-        head_dim=m["head_dim"],
-        vocab_size=m["vocab_size"],
-        inner_size=m["num_experts_per_tok"] * m["moe_intermediate_size"]
-        if m["num_experts"]
-        else m["intermediate_size"],
-        experts_per_token=m["num_experts_per_tok"] if m["num_experts"] else 0,
-    )
     parameters = [Parameter(name=n, shape=shape) for n, shape in shapes(m).items()]
     layout = Layout(shard=shard, tensor=1, num_ranks=shard)
-    plan = plan_gpu(config, parameters, sizes, layout, gib * GIB)
+    plan = plan_gpu(config, parameters, sizes_of(m), layout, gib * GIB)
     settings = {"training": config.training.model_dump(), "engine": config.engine.model_dump()}
     want = expected(m, shard, settings, gib * GIB)
     got = {
