@@ -71,6 +71,7 @@ from torchtitan_ext.reference_policy import ReferencePolicy
 from torchtitan_ext.trainer_config import CHECKPOINT_FOLDER, TrainerSettings, build_policy_trainer
 
 COLLECTIVE_TIMEOUT_S = 600.0
+ENGINE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def build_run(config: Config, resumed: Path | None = None) -> Run:
@@ -383,7 +384,7 @@ def _weight_sync(
 
     return WeightSync(
         engine=engine,
-        parameters=policy.hf_parameters,
+        parameters=lambda: policy.hf_parameters(ENGINE_DTYPES[config.engine.dtype]),
         trainer_score=trainer_score,
         probe_ids=[number % vocab_size for number in range(3, 3 + 7 * num_probe_tokens, 7)],
         parity_tolerance=config.weight_sync.parity_tolerance,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
@@ -119,9 +120,13 @@ class PolicyTrainer(Trainer):
         routing of a row does not fit it or the model.
         """
         total = torch.zeros((), device=self.device)
+        model = self.model
         for index, row in enumerate(rows):
+            if isinstance(model, FSDPModule):
+                # Copies of the shards (HSDP) add up their gradients once, with the last row.
+                model.set_requires_all_reduce(index + 1 == len(rows))
             with self.train_context(), self._replayed(row, watched=True):
-                logprobs, entropy = self.model(**self._inputs(row), temperature=temperature)
+                logprobs, entropy = model(**self._inputs(row), temperature=temperature)
                 self._routing.count()
                 loss = token_loss(index, logprobs, entropy)
                 loss.backward()
@@ -206,17 +211,17 @@ class PolicyTrainer(Trainer):
         return self._routing.take_stats()
 
     @torch.no_grad()
-    def hf_parameters(self) -> Iterator[tuple[str, Tensor]]:
+    def hf_parameters(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor on this rank's device), without tied ones. Collective.
 
         Every rank must exhaust it. Extra memory is one parameter; of stacked experts, one weight of
-        all experts of a layer.
+        all experts of a layer. Shards are cast to `dtype` before they are gathered.
         """
         spec = self.config.model_spec
         assert spec is not None and spec.state_dict_adapter is not None
         adapter = spec.state_dict_adapter(self.model_config, None)
         for name, value in self.model.state_dict().items():
-            full = value
+            full = value = value if dtype is None else value.to(dtype)
             if isinstance(value, DTensor):  # With a single rank nothing has to be gathered.
                 is_whole = value.device_mesh.size() == 1
                 full = value.to_local() if is_whole else value.full_tensor()

@@ -103,6 +103,23 @@ def test_a_sharded_reference_leaves_the_policy_bit_for_bit(folder: Path, name: s
     assert all(torch.equal(got["next"][key], untouched[key]) for key in untouched)
 
 
+def test_copies_of_the_shards_add_their_gradients_once_a_step(folder: Path) -> None:
+    """As many all-reduces for two rows as for one; without it there were twice as many."""
+    result = two_ranks(folder, "communication_hsdp")
+    name = "c10d.allreduce_.default"
+    assert result["two_rows"][name] == result["one_row"][name] == 3  # two layers, and the rest
+
+
+def test_shards_are_cast_before_they_are_gathered(folder: Path) -> None:
+    """The same bits as cast afterwards, and half the bytes between the ranks."""
+    result = two_ranks(folder, "communication_fsdp")
+    assert result["cast"].keys() == result["plain"].keys()
+    for name, tensor in result["plain"].items():
+        assert torch.equal(result["cast"][name], tensor), name
+    size = sum(2 * tensor.numel() for tensor in result["plain"].values())
+    assert size <= result["gathered"] < 1.1 * size  # Uneven shards are padded.
+
+
 def test_sharded_checkpoint_resumes_bit_for_bit(folder: Path) -> None:
     result = two_ranks(folder, "checkpoint_untied")
     assert result["straight"].keys() == result["resumed"].keys()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from support.tiny_models import (
     PackedRow,
     PolicyTrainer,
@@ -18,6 +19,7 @@ from support.tiny_models import (
 )
 from tensordict import TensorDict
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rollverify.config.tables import TrainingConfig
 from rollverify.losses.advantages import CreditRule
@@ -85,6 +87,45 @@ def gradients_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]
     result = {"loaded": loaded, "gradients": dict(full_gradients(trainer))}
     trainer.close()
     return result
+
+
+def communication_scenario(model: Path, run: Path, **changes: Any) -> dict[str, Any]:
+    """Calls of each collective for the gradients of one batch, and weights gathered in bfloat16."""
+    trainer = trainer_of(model, run, **changes)
+    with _Collectives() as two_rows:
+        add_gradients(trainer, step=0)
+    trainer.optimizers.zero_grad()
+    with _Collectives() as one_row:
+        trainer.forward_backward(global_rows(0)[:1], lambda _, logprobs, __: logprobs.sum())
+    plain = {name: tensor.bfloat16() for name, tensor in trainer.hf_parameters()}
+    with _Collectives() as gathered:
+        cast = dict(trainer.hf_parameters(torch.bfloat16))
+    trainer.close()
+    return {
+        "two_rows": two_rows.calls,
+        "one_row": one_row.calls,
+        "plain": plain,
+        "cast": cast,
+        "gathered": gathered.num_bytes,
+    }
+
+
+class _Collectives(TorchDispatchMode):
+    """Counts the calls of each collective, and the bytes that all-gathers give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, int] = {}
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = str(func)
+        if "c10d" in name:
+            self.calls[name] = self.calls.get(name, 0) + 1
+        if "all_gather_into_tensor" in name:
+            self.num_bytes += out.numel() * out.element_size()
+        return out
 
 
 def trajectory(group: int, sample: int, length: int, reward: float) -> TensorDict:
@@ -174,6 +215,12 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] 
         "tied",
         {"data_parallel_replicate": 2, "data_parallel_shard": 1},
     ),
+    "communication_hsdp": (
+        communication_scenario,
+        "tied",
+        {"data_parallel_replicate": 2, "data_parallel_shard": 1},
+    ),
+    "communication_fsdp": (communication_scenario, "tied", {}),
     # Two ranks share 3 heads, whose rows no rank could reorder head by head.
     "fsdp_llama": (steps_scenario, "llama", {}),
     "uneven_tied": (uneven_scenario, "tied", {}),
