@@ -147,3 +147,15 @@ def assert_same_run(folder: Path, expected: Path, ranks: int = 1, step: int = ST
         assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
     for rank in range(ranks):
         assert in_flight(folder, rank, step) == in_flight(expected, rank, step)
+
+
+def assert_nothing_lost(folder: Path) -> None:
+    """Every token of every step has one fate, every prompt one state."""
+    for step, row in records(folder).items():
+        if step == 0:
+            continue
+        fates = ("trained", "cut", "discarded", "filtered", "dropped", "held")
+        assert row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in fates)
+        assert row["ledger/trained"] == 4 * step
+        waiting = row["ledger/paused"] + row["ledger/pending"]
+        assert row["progress/num_prompts"] == row["ledger/trained"] + waiting

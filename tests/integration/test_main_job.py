@@ -4,30 +4,25 @@ One tiny base model and one uninterrupted run serve all tests of this module.
 """
 
 import json
-import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from integration.jobs import (
     START_LIMIT_S,
     STEPS,
+    assert_nothing_lost,
     assert_same_run,
     finish,
     finish_killed,
     folder_of,
-    in_flight,
     records,
     start,
     wait_for_step,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-SWITCH = {"switching.window": 5, "switching.threshold": 1.0, "checkpoint.keep": 3}
-"""Any cut within five steps ends partial rollouts."""
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +36,6 @@ def whole_run(workspace: Path) -> tuple[Path, str]:
     """(folder, output) of a run that nothing interrupts."""
     output = finish(start(workspace, "whole"))
     return folder_of(workspace, "whole"), output
-
-
-@pytest.fixture(scope="module")
-def two_ranks(workspace: Path) -> Path:
-    """Folder of a run on two ranks that nothing interrupts; it switches to on-policy in step 5."""
-    finish(start(workspace, "two", ranks=2, settings=SWITCH))
-    return folder_of(workspace, "two")
 
 
 def test_main_job_leaves_config_metrics_report_and_model(whole_run: tuple[Path, str]) -> None:
@@ -77,25 +65,8 @@ def test_responses_are_paused_verified_cut_and_resumed(whole_run: tuple[Path, st
     assert all(cut["ops"] >= 0.01 and cut["policy_version"] == cut["step"] for cut in cuts)
 
 
-def test_no_prompt_and_no_token_is_lost(whole_run: tuple[Path, str], two_ranks: Path) -> None:
-    for folder in (whole_run[0], two_ranks):
-        for step, row in records(folder).items():
-            if step == 0:
-                continue
-            fates = ("trained", "cut", "discarded", "filtered", "dropped", "held")
-            assert row["tokens/generated"] == sum(row[f"tokens/{fate}"] for fate in fates)
-            assert row["ledger/trained"] == 4 * step
-            waiting = row["ledger/paused"] + row["ledger/pending"]
-            assert row["progress/num_prompts"] == row["ledger/trained"] + waiting
-
-
-def test_ranks_switch_to_on_policy_together_and_their_prompts_come_back(two_ranks: Path) -> None:
-    rows = records(two_ranks)
-    assert [rows[step]["switching/is_on_policy"] for step in range(1, 7)] == [0, 0, 0, 0, 1, 1]
-    dropped = rows[5]["ledger/num_dropped"]
-    assert dropped == rows[5]["ledger/pending"] > 0 == rows[5]["tokens/held"]
-    assert rows[6]["staleness/trained_max"] == rows[6]["rollout/num_unfinished"] == 0
-    assert rows[6]["ledger/pending"] == max(0, dropped - 4)
+def test_no_prompt_and_no_token_is_lost(whole_run: tuple[Path, str]) -> None:
+    assert_nothing_lost(whole_run[0])
 
 
 def test_exported_model_loads_in_transformers_and_differs_from_the_base(
@@ -117,7 +88,7 @@ def test_run_stopped_then_killed_around_checkpoints_equals_the_uninterrupted_run
 ) -> None:
     """SIGTERM, then kill -9 right after a checkpoint and inside one; resumed each time.
 
-    The phases are killed with two ranks, below.
+    The phases are killed with two ranks, in test_main_job_ranks.py.
     """
     job = start(workspace, "broken")
     folder = wait_for_step(workspace, "broken", 1)
@@ -133,41 +104,6 @@ def test_run_stopped_then_killed_around_checkpoints_equals_the_uninterrupted_run
     assert not (folder / "checkpoints" / f"step-{STEPS}" / ".metadata").exists()
     finish(start(workspace, "broken", "--resume", str(folder)))
     assert_same_run(folder, whole_run[0])
-
-
-@pytest.mark.distributed
-def test_two_ranks_killed_before_and_after_the_switch_equal_the_uninterrupted_run(
-    two_ranks: Path, workspace: Path
-) -> None:
-    """In every phase, of one rank or the other, and inside a checkpoint.
-
-    Compared with what is in flight after step 4: the switch of step 5 drops it.
-    """
-    assert all(row["sync/parity_abs_max"] <= 1e-5 for s, row in records(two_ranks).items() if s)
-    options: dict[str, Any] = {"ranks": 2, "settings": SWITCH}
-    finish_killed(start(workspace, "two-broken", kill_at="rollout:3:1", **options))
-    folder = folder_of(workspace, "two-broken")
-    for place in ("train:3:0", "sync:4:1", "verify:5:0", "checkpoint:6:0"):
-        job = start(workspace, "two-broken", "--resume", str(folder), kill_at=place, **options)
-        finish_killed(job)
-    finish(start(workspace, "two-broken", "--resume", str(folder), **options))
-    assert_same_run(folder, two_ranks, ranks=2, step=4)
-    assert all(in_flight(folder, rank, 4)[0] for rank in range(2))
-
-
-@pytest.mark.distributed
-def test_one_rank_goes_on_where_two_ranks_stopped(two_ranks: Path, workspace: Path) -> None:
-    folder = workspace / "taken-over" / "run"
-    shutil.copytree(two_ranks, folder)
-    for step in (4, 6):
-        shutil.rmtree(folder / "checkpoints" / f"step-{step}")
-    shorter = {"training.steps": 3, "switching.enable": "false"}
-    output = finish(start(workspace, "taken-over", "--resume", str(folder), settings=shorter))
-    assert "2 data ranks wrote the checkpoint; dealt out over 1" in output
-    before, after = records(two_ranks)[2], records(folder)[3]
-    assert after["ledger/trained"] == 4 * 3
-    assert after["rollout/num_resumed"] > 0
-    assert after["tokens/generated"] == before["tokens/generated"] + after["rollout/num_tokens"]
 
 
 def test_a_filter_with_the_engines_log_probs_and_masked_old_tokens(workspace: Path) -> None:

@@ -1,0 +1,81 @@
+"""The main job on two ranks: the switch to on-policy, kills in every phase, fewer ranks later."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.jobs import (
+    assert_nothing_lost,
+    assert_same_run,
+    finish,
+    finish_killed,
+    folder_of,
+    in_flight,
+    records,
+    start,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.distributed]
+
+SWITCH = {"switching.window": 5, "switching.threshold": 1.0, "checkpoint.keep": 3}
+"""Any cut within five steps ends partial rollouts."""
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder in which all runs of this module live; the base model is made by the first."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(workspace: Path) -> Path:
+    """Folder of a run on two ranks that nothing interrupts; it switches to on-policy in step 5."""
+    finish(start(workspace, "two", ranks=2, settings=SWITCH))
+    return folder_of(workspace, "two")
+
+
+def test_no_prompt_and_no_token_is_lost(two_ranks: Path) -> None:
+    assert_nothing_lost(two_ranks)
+
+
+def test_ranks_switch_to_on_policy_together_and_their_prompts_come_back(two_ranks: Path) -> None:
+    rows = records(two_ranks)
+    assert [rows[step]["switching/is_on_policy"] for step in range(1, 7)] == [0, 0, 0, 0, 1, 1]
+    dropped = rows[5]["ledger/num_dropped"]
+    assert dropped == rows[5]["ledger/pending"] > 0 == rows[5]["tokens/held"]
+    assert rows[6]["staleness/trained_max"] == rows[6]["rollout/num_unfinished"] == 0
+    assert rows[6]["ledger/pending"] == max(0, dropped - 4)
+
+
+def test_two_ranks_killed_before_and_after_the_switch_equal_the_uninterrupted_run(
+    two_ranks: Path, workspace: Path
+) -> None:
+    """In every phase, of one rank or the other, and inside a checkpoint.
+
+    Compared with what is in flight after step 4: the switch of step 5 drops it.
+    """
+    assert all(row["sync/parity_abs_max"] <= 1e-5 for s, row in records(two_ranks).items() if s)
+    options: dict[str, Any] = {"ranks": 2, "settings": SWITCH}
+    finish_killed(start(workspace, "two-broken", kill_at="rollout:3:1", **options))
+    folder = folder_of(workspace, "two-broken")
+    for place in ("train:3:0", "sync:4:1", "verify:5:0", "checkpoint:6:0"):
+        job = start(workspace, "two-broken", "--resume", str(folder), kill_at=place, **options)
+        finish_killed(job)
+    finish(start(workspace, "two-broken", "--resume", str(folder), **options))
+    assert_same_run(folder, two_ranks, ranks=2, step=4)
+    assert all(in_flight(folder, rank, 4)[0] for rank in range(2))
+
+
+def test_one_rank_goes_on_where_two_ranks_stopped(two_ranks: Path, workspace: Path) -> None:
+    folder = workspace / "taken-over" / "run"
+    shutil.copytree(two_ranks, folder)
+    for step in (4, 6):
+        shutil.rmtree(folder / "checkpoints" / f"step-{step}")
+    shorter = {"training.steps": 3, "switching.enable": "false"}
+    output = finish(start(workspace, "taken-over", "--resume", str(folder), settings=shorter))
+    assert "2 data ranks wrote the checkpoint; dealt out over 1" in output
+    before, after = records(two_ranks)[2], records(folder)[3]
+    assert after["ledger/trained"] == 4 * 3
+    assert after["rollout/num_resumed"] > 0
+    assert after["tokens/generated"] == before["tokens/generated"] + after["rollout/num_tokens"]
