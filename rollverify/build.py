@@ -135,6 +135,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
         engine=engine,
         reward=reward,
         save_in_flight=checkpoint.save_in_flight,
+        finish_checkpoint=checkpoint.finish,
         export=lambda target: write_hf_folder(
             target, policy.hf_parameters(), source=model.path, is_writer=world.rank == 0
         ),
@@ -353,6 +354,7 @@ def _policy_trainer(
         seed=config.run.seed,
         collective_timeout_s=int(COLLECTIVE_TIMEOUT_S),
         deterministic=config.run.deterministic,
+        checkpoint_in_background=config.checkpoint.in_background,
         **training.model_dump(exclude={"beta1", "beta2", "minibatches", "micro_batch_tokens"}),
         **config.parallelism.model_dump(),
     )
@@ -442,6 +444,7 @@ def _checkpoint(
         load_rank=rollouts.load,
         keep=config.checkpoint.keep,
         world=Ranks.world(),
+        in_background=config.checkpoint.in_background,
     )
 
 

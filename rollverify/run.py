@@ -50,6 +50,9 @@ class Run:
     save_in_flight: Callable[[int], None]
     """Saves a step with what is in flight, even if the step is saved already. Collective."""
 
+    finish_checkpoint: Callable[[], None]
+    """Waits for a checkpoint that is written in the background. Collective."""
+
     export: Callable[[Path], None]
     """Writes the policy as a Hugging Face folder. Collective."""
 
@@ -93,12 +96,14 @@ class Run:
         if done < self.config.training.steps:
             if self.config.checkpoint.save_on_interrupt and done > 0:
                 self.checkpointing.save(done)
+            self.finish_checkpoint()
             self.stop.done()
             if self.checkpointing.saved_step or self.first_step > 1:
                 logger.info("stopped after step %d; go on with --resume %s", done, self.folder)
             else:
                 logger.info("stopped after step %d; nothing was saved", done)
             return self.stop.exit_code
+        self.finish_checkpoint()
         if self.config.checkpoint.export_final:
             self.export(self.folder / "model")
         self.stop.done()

@@ -10,6 +10,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 from torchtitan.components.optimizer.optimizer import ParamGroupConfig
 from torchtitan.config.configs import (
     CommConfig,
+    CompileConfig,
     DebugConfig,
     ParallelismConfig,
     TrainingConfig,
@@ -49,6 +50,7 @@ class TrainerSettings:
     logprob_chunk_mib: int = 0  # 0: 64 on CPUs, 512 on GPUs
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     attention: Literal["auto", "FA2", "FA3", "FA4"] = "auto"  # on GPUs in bfloat16
+    compile: bool = False  # each block, on GPUs
     offload_optimizer: bool = False  # its state is in main memory but for its step
     deterministic: bool = False  # on GPUs, where torch has such kernels
     seed: int = 0
@@ -56,6 +58,7 @@ class TrainerSettings:
     data_parallel_shard: int = -1
     tensor_parallel: int = 1
     expert_parallel: int = 1
+    checkpoint_in_background: bool = False  # beside the next steps, from a copy
     collective_timeout_s: int = 600  # a rank that waits longer for the others fails
 
 
@@ -102,15 +105,9 @@ def build_policy_trainer(settings: TrainerSettings) -> PolicyTrainer:
             expert_parallel_degree=settings.expert_parallel,
             enable_sequence_parallel=False,
         ),
-        checkpoint=CheckpointManager.Config(
-            enable=True,
-            folder=CHECKPOINT_FOLDER,
-            interval=1,
-            keep_latest_k=0,
-            initial_load_path=settings.model_folder if settings.load_weights else None,
-            initial_load_in_hf=settings.load_weights,
-            initial_load_model_only=settings.load_weights,
-            last_save_model_only=False,
+        checkpoint=_checkpoint_config(settings),
+        compile=CompileConfig(
+            enable=settings.compile and utils.device_type != "cpu", components=["model"]
         ),
         metrics=MetricsProcessor.Config(enable_tensorboard=False, log_freq=10**9),
         comm=CommConfig(init_timeout_seconds=settings.collective_timeout_s, trace_buf_size=0),
@@ -137,3 +134,18 @@ def _model_spec(settings: TrainerSettings) -> ModelSpec:
     else:
         use_flash_attention(settings.attention)
     return spec
+
+
+def _checkpoint_config(settings: TrainerSettings) -> CheckpointManager.Config:
+    """Checkpoints that are saved and deleted by the caller; the first weights are the folder's."""
+    return CheckpointManager.Config(
+        enable=True,
+        folder=CHECKPOINT_FOLDER,
+        interval=1,
+        keep_latest_k=0,
+        initial_load_path=settings.model_folder if settings.load_weights else None,
+        initial_load_in_hf=settings.load_weights,
+        initial_load_model_only=settings.load_weights,
+        last_save_model_only=False,
+        async_mode="async" if settings.checkpoint_in_background else "disabled",
+    )

@@ -108,6 +108,10 @@ class Checkpointer(Protocol):
         """Read `step-N`. Collective."""
         ...
 
+    def maybe_wait_for_saving(self) -> None:
+        """Return once what is written in the background is written; raise if it failed."""
+        ...
+
 
 @dataclass(kw_only=True)
 class LoopState(Stateful):
@@ -159,6 +163,11 @@ class RunCheckpoint:
     """Complete checkpoints, >= 1."""
 
     world: Ranks
+    in_background: bool = False
+    """Whether `save` returns once everything is copied, and `finish` waits until it is written."""
+
+    _unfinished: int | None = field(default=None, init=False)
+    """Step that is being written."""
 
     def __post_init__(self) -> None:
         self.checkpointer.states["loop"] = self.loop_state
@@ -167,7 +176,9 @@ class RunCheckpoint:
         """Write `step-N`, then delete what is older than the newest `keep`.
 
         A complete checkpoint of the step is left as it is: it was loaded, and no step taken since.
+        What is still being written of the one before is finished first.
         """
+        self.finish()
         path = self.folder / f"step-{step}"
         if self._is_complete(step):
             logger.info("%s is complete already", path)
@@ -176,6 +187,23 @@ class RunCheckpoint:
         self.world.agree(lambda: self._write_rank(path))
         try:
             self.checkpointer.save(step)
+        except (OSError, CheckpointException) as error:
+            raise self._cannot_write(error) from error
+        self._unfinished = step
+        if not self.in_background:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the last step saved is written, add its digests, delete what is older.
+
+        A kill before leaves it without digests, or the checkpoint before as the newest complete.
+        """
+        step, self._unfinished = self._unfinished, None
+        if step is None:
+            return
+        path = self.folder / f"step-{step}"
+        try:
+            self.checkpointer.maybe_wait_for_saving()
             parts = self.world.agree(lambda: digests_of_rank(path, self.world.rank))
             self._on_first(lambda: write_digests(path, parts))
         except (OSError, CheckpointException) as error:
@@ -187,12 +215,14 @@ class RunCheckpoint:
         """Keep what the ranks hold beyond a step that may be saved already.
 
         The part of each rank is replaced as a whole and holds no reference to another's, so a
-        complete checkpoint stays complete whenever this ends.
+        complete checkpoint stays complete whenever this ends. Nothing is left to `finish`.
         """
+        self.finish()
         if self._is_complete(step):
             self.world.agree(lambda: self._write_rank(self.folder / f"step-{step}"))
         else:
             self.save(step)
+            self.finish()
 
     def _is_complete(self, step: int) -> bool:
         """As rank 0 sees it: others may see a shared folder late."""

@@ -268,7 +268,7 @@ class TrainingConfig(Table, frozen=True):
     """FlashAttention of the trainer in bfloat16 on GPUs; auto: FA3 or FA4 where the GPU and an
     installed package allow it, else FA2, which is part of torch."""
     compile: bool = False
-    """Whether each block is compiled, for GPUs; the first steps then take minutes longer."""
+    """Whether each block is compiled, on GPUs; the first steps then take minutes longer."""
     offload_optimizer: bool = False
     """Whether the optimizer's state waits in main memory, but for the optimizer's own step."""
 

@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from integration.jobs import (
@@ -88,9 +89,12 @@ def test_run_stopped_then_killed_around_checkpoints_equals_the_uninterrupted_run
 ) -> None:
     """SIGTERM, then kill -9 right after a checkpoint and inside one; resumed each time.
 
+    Its checkpoints are written in the background, those of the other run are not.
+
     The phases are killed with two ranks, in test_main_job_ranks.py.
     """
-    job = start(workspace, "broken")
+    beside: dict[str, Any] = {"settings": {"checkpoint.in_background": "true"}}
+    job = start(workspace, "broken", **beside)
     folder = wait_for_step(workspace, "broken", 1)
     job.send_signal(signal.SIGTERM)
     begin = time.monotonic()
@@ -100,9 +104,10 @@ def test_run_stopped_then_killed_around_checkpoints_equals_the_uninterrupted_run
     last = max(records(folder))
     assert (folder / "checkpoints" / f"step-{last}" / ".metadata").is_file()
     for place in ("saved:4", "checkpoint:6"):
-        finish_killed(start(workspace, "broken", "--resume", str(folder), kill_at=f"{place}:0"))
+        job = start(workspace, "broken", "--resume", str(folder), kill_at=f"{place}:0", **beside)
+        finish_killed(job)
     assert not (folder / "checkpoints" / f"step-{STEPS}" / ".metadata").exists()
-    finish(start(workspace, "broken", "--resume", str(folder)))
+    finish(start(workspace, "broken", "--resume", str(folder), **beside))
     assert_same_run(folder, whole_run[0])
 
 

@@ -15,16 +15,29 @@ from rollverify.ranks import Ranks
 class TinyCheckpointer:
     """Writes `step-N` folders as torchtitan does: parameters at the top, other states beside."""
 
-    def __init__(self, folder: Path, model: torch.nn.Module) -> None:
+    def __init__(
+        self, folder: Path, model: torch.nn.Module, *, in_background: bool = False
+    ) -> None:
         self.states: dict[str, Any] = {}
+        self.in_background = in_background
+        self.future: Any = None
         self._folder = folder
         self._model = model
 
     def save(self, curr_step: int, last_step: bool = False) -> bool:
         del last_step
         state = {**self._model.state_dict(), **self.states}
-        dcp.save(state, checkpoint_id=self._folder / f"step-{curr_step}")
+        path = self._folder / f"step-{curr_step}"
+        if self.in_background:
+            self.future = dcp.async_save(state, checkpoint_id=path)
+        else:
+            dcp.save(state, checkpoint_id=path)
         return True
+
+    def maybe_wait_for_saving(self) -> None:
+        future, self.future = self.future, None
+        if future is not None:
+            future.result()
 
     def load(self, step: int = -1) -> bool:
         # Tensors are filled in place, stateful objects through load_state_dict.
@@ -36,14 +49,22 @@ class TinyCheckpointer:
 class FakeRun:
     """A model of one layer, a loop that counts, and what only this rank holds."""
 
-    def __init__(self, folder: Path, *, width: int = 3, keep: int = 2, rank: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        width: int = 3,
+        keep: int = 2,
+        rank: int = 0,
+        in_background: bool = False,
+    ) -> None:
         self.model = torch.nn.Linear(width, 2)
         self.loop: dict[str, Any] = {"drawn": 0, "list": []}
         self.own: dict[str, Any] = {}
         """The part of this rank."""
         self.folder = folder
         self.rank = rank
-        self.checkpointer = TinyCheckpointer(folder, self.model)
+        self.checkpointer = TinyCheckpointer(folder, self.model, in_background=in_background)
         self.checkpoint = RunCheckpoint(
             folder=folder,
             checkpointer=self.checkpointer,
@@ -54,6 +75,7 @@ class FakeRun:
             save_rank=lambda path: self.save_rank(path),
             load_rank=lambda path: self.load_rank(path),
             keep=keep,
+            in_background=in_background,
             world=replace(Ranks.world(), rank=rank),
         )
 

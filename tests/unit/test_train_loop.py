@@ -103,6 +103,7 @@ def make_run(
             save_step=lambda step: note(f"save@{step}"), every_steps=0, last_step=2
         ),
         "engine": FakeEngine(events=events),
+        "finish_checkpoint": lambda: None,
         "save_in_flight": lambda step: note(f"save in flight@{step}"),
         "export": lambda path: note(f"export {path.name}"),
         "stop": FakeStop(events),
