@@ -36,6 +36,7 @@ from rollverify.launch.devices import check_devices
 from rollverify.launch.shutdown import StopRequest
 from rollverify.losses.advantages import CreditRule, has_signal
 from rollverify.losses.objective import Objective
+from rollverify.metrics.gpu import GpuFigures
 from rollverify.metrics.json_lines import AuditLog, SlotLog
 from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.rollout import RolloutMetrics, SlotTrace
@@ -216,8 +217,8 @@ def _register_hooks(
         grading_counts=run.reward.take_counts,
     )
     add(HookPoint.AFTER_ROLLOUT, "rollout_metrics", rollout_metrics)
-    slot_log = SlotLog(run.folder, rank=run.rank, resume_step=done)
-    slot_trace = SlotTrace(rollouter=rollouter, slot_log=slot_log, ranks=ranks)
+    slots = SlotLog(run.folder, rank=run.rank, resume_step=done)
+    slot_trace = SlotTrace(rollouter=rollouter, slot_log=slots, ranks=ranks)
     add(HookPoint.AFTER_ROLLOUT, "slot_trace", slot_trace)
     if model.routing is not None and measure_every:
         plain = _scorer(config, policy, ranks, None)
@@ -249,9 +250,20 @@ def _register_hooks(
             add(HookPoint.BEFORE_WEIGHT_SYNC, "switching", switching)
 
     add(HookPoint.AFTER_WEIGHT_SYNC, "accounting", accounting)
-    add(HookPoint.AFTER_WEIGHT_SYNC, "throughput", Throughput(weight_sync=run.weight_sync))
+    add(HookPoint.AFTER_WEIGHT_SYNC, "throughput", _throughput(run))
     if run.evaluation is not None:
         add(HookPoint.AFTER_WEIGHT_SYNC, "evaluation", run.evaluation)
+
+
+def _throughput(run: Run) -> Throughput:
+    policy, gpu = run.policy, None
+    if policy.device.type != "cpu":
+        gpu = GpuFigures(
+            flops_per_token=policy.flops_per_token,
+            peak_flops=policy.peak_flops,
+            num_ranks=Ranks.world().size,
+        )
+    return Throughput(weight_sync=run.weight_sync, gpu=gpu)
 
 
 def _scorer(

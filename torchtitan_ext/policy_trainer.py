@@ -19,6 +19,7 @@ from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.tools import utils
 from torchtitan.trainer import Trainer
 
 from torchtitan_ext.cpu.row_threads import RowThreads
@@ -92,6 +93,16 @@ class PolicyTrainer(Trainer):
         """The process group of those ranks; None where there is one."""
         mesh = self.parallel_dims.get_optional_mesh("batch")
         return None if mesh is None else mesh.get_group()
+
+    @property
+    def flops_per_token(self) -> int:
+        """Of forward and backward for one token in a row of the longest sequence."""
+        return self.metrics_processor.num_flops_per_token
+
+    @property
+    def peak_flops(self) -> float:
+        """Of this GPU in bfloat16 per second, by its name."""
+        return utils.get_peak_flops(utils.device_module.get_device_name(self.device))
 
     @property
     def optimizer_bytes(self) -> int:

@@ -1,10 +1,11 @@
 """Speed, memory, sync and verification figures of an iteration. Runs at AFTER_WEIGHT_SYNC."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.hooks import StepState, hook_time_key
+from rollverify.metrics.gpu import GpuFigures
 from rollverify.ranks import Ranks
 
 GIB = 2**30
@@ -27,23 +28,33 @@ class Throughput:
     """Hook: tokens per second of the two long phases, parity of the sync, memory."""
 
     weight_sync: WeightSync
+    gpu: GpuFigures | None = None
+    """None on CPUs."""
+
+    _preemptions: int = field(default=0, init=False)
 
     def __call__(self, state: StepState) -> None:
         """Add the figures. Collective over the world."""
-        _, maxima = Ranks.world().reduce(
-            {},
+        preemptions = self.weight_sync.engine.num_preemptions
+        new, self._preemptions = preemptions - self._preemptions, preemptions
+        sums, maxima = Ranks.world().reduce(
+            {"rollout/preemptions": float(new)},
             {
                 "memory/rss_gib": resident_gib(),
                 "sync/parity_abs_max": self.weight_sync.parity_abs_max,
                 "sync/push_s": self.weight_sync.push_s,
+                **(self.gpu.take() if self.gpu else {}),
             },
         )
         metrics = state.metrics
-        metrics |= maxima
+        metrics |= sums | maxima
         hooks_s = (metrics.get(hook_time_key(name), 0.0) for name in SCORING_HOOKS)
         rollout_s = state.phase_s["rollout"] - sum(hooks_s)
         metrics["rollout/tokens_per_s"] = metrics["rollout/num_tokens"] / rollout_s
         metrics["train/tokens_per_s"] = metrics["train/num_tokens"] / state.phase_s["train"]
+        if self.gpu is not None:
+            num_tokens, train_s = metrics["train/num_tokens"], state.phase_s["train"]
+            metrics["train/mfu"] = self.gpu.utilisation(num_tokens, train_s)
         metrics["progress/policy_version"] = state.policy_version
         if "verification/scoring_s" in metrics:
             self._add_verification(state)
