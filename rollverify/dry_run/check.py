@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,17 +20,13 @@ from rollverify.config.environment import set_defaults
 from rollverify.config.load import load_config
 from rollverify.config.rules import check_world_size
 from rollverify.config.tables import Config
-from rollverify.dry_run.memory import (
-    DTYPE_BYTES,
-    GIB,
-    Layout,
-    Parameter,
-    Plan,
-    Sizes,
-    plan_cpu,
-    plan_gpu,
+from rollverify.dry_run.advice import (
+    advised_settings,
+    num_in_flight,
+    preemption_warning,
     problems,
 )
+from rollverify.dry_run.memory import GIB, Layout, Parameter, Plan, Sizes, plan_cpu, plan_gpu
 from rollverify.errors import ConfigError, RollVerifyError, exit_code
 from rollverify.toy.settings import base_folder
 
@@ -38,14 +35,19 @@ if TYPE_CHECKING:
     from torchtitan_ext.models.meta import MetaModel
 
 
-def degrees(config: Config, world_size: int) -> tuple[int, int, int]:
-    """(replicate, shard, tensor) of a config that passed `check_world_size`."""
+def layout_of(config: Config, world_size: int) -> Layout:
+    """The degrees of a config that passed `check_world_size`."""
     parallelism = config.parallelism
     replicate, tensor = parallelism.data_parallel_replicate, parallelism.tensor_parallel
-    return replicate, world_size // (replicate * tensor), tensor
+    return Layout(
+        replicate=replicate,
+        shard=world_size // (replicate * tensor),
+        tensor=tensor,
+        expert=parallelism.expert_parallel,
+    )
 
 
-def read_model(config: Config, folder: Path, world_size: int) -> "MetaModel":
+def read_model(folder: Path, layout: Layout) -> "MetaModel":
     """The model without weights, checked against the degrees and the weights that lie there.
 
     Raises:
@@ -54,12 +56,8 @@ def read_model(config: Config, folder: Path, world_size: int) -> "MetaModel":
     from torchtitan_ext.models.hf_config import ModelFolderError
     from torchtitan_ext.models.meta import build_meta_model, check_stored, stored_shapes
 
-    replicate, shard, tensor = degrees(config, world_size)
-    expert = config.parallelism.expert_parallel
     try:
-        model = build_meta_model(
-            folder, replicate=replicate, shard=shard, tensor=tensor, expert=expert
-        )
+        model = build_meta_model(folder, **asdict(layout))
         stored = stored_shapes(folder)
         if stored:
             check_stored(folder, model.hf_shapes, stored)
@@ -97,9 +95,8 @@ def context_problems(config: Config, context: int) -> list[str]:
     ]
 
 
-def check_model(config: Config, sizes: Sizes) -> None:
+def check_model(sizes: Sizes, tensor: int) -> None:
     """Refuse a number of tensor ranks that the model cannot have."""
-    tensor = config.parallelism.tensor_parallel
     for name, number in (
         ("attention heads", sizes.num_heads),
         ("key-value heads", sizes.num_kv_heads),
@@ -112,52 +109,40 @@ def check_model(config: Config, sizes: Sizes) -> None:
             )
 
 
-def make_plan(config: Config, model: "MetaModel", world_size: int, gpu_gib: float | None) -> Plan:
+def make_plan(config: Config, model: "MetaModel", layout: Layout, gpu_gib: float | None) -> Plan:
     """Bytes of the fullest device; without a GPU, ranks share this machine's memory.
 
     Raises:
         ConfigError: for tensor ranks that the model cannot have.
     """
     sizes = sizes_of(model.config)
-    check_model(config, sizes)
-    _, shard, tensor = degrees(config, world_size)
-    layout = Layout(shard=shard, tensor=tensor, num_ranks=world_size)
+    check_model(sizes, layout.tensor)
     parameters = [Parameter(name=name, shape=shape) for name, shape in model.parameters.items()]
     if gpu_gib is not None:
         return plan_gpu(config, parameters, sizes, layout, int(gpu_gib * GIB))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return plan_cpu(config, parameters, sizes, layout, memory // world_size)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // layout.num_ranks
+    return plan_cpu(config, parameters, sizes, layout, memory)
 
 
-def print_plan(config: Config, plan: Plan, world_size: int) -> None:
-    """The plan as a table on the standard output, and the engine settings that follow from it."""
+def print_plan(config: Config, plan: Plan, layout: Layout) -> None:
+    """A column for each phase, then what the cache holds and the settings that follow."""
     rollout, longest = config.rollout, config.rollout.max_sequence_tokens
-    replicate, shard, tensor = degrees(config, world_size)
-    in_flight = rollout.prompts_per_step * rollout.group_size / (replicate * shard)
-    in_flight *= 1.0 if config.method.name == "on_policy" else rollout.oversampling
-    num_parameters = plan.engine_weights // DTYPE_BYTES[config.engine.dtype]
-    print(f"{num_parameters:,} parameters, {world_size} ranks = {replicate} x {shard} x {tensor}")
     print(f"{rollout.prompts_per_step} prompts x {rollout.group_size}, up to {longest:,} tokens")
-    print(f"{in_flight:,.0f} responses in flight on an engine")
-    print(f"  {'GiB':<20}" + "".join(f"{phase:>16}" for phase in plan.phases))
-    names = dict.fromkeys(name for parts in plan.phases.values() for name in parts)
-    for name in names:
-        sizes = [parts.get(name, 0) for parts in plan.phases.values()]
-        if any(sizes):
-            print(f"  {name:<20}" + "".join(f"{size / GIB:16.2f}" for size in sizes))
-    totals = [sum(parts.values()) for parts in plan.phases.values()]
-    print(f"  {'in all':<20}" + "".join(f"{total / GIB:16.2f}" for total in totals))
-    print(f"  of {plan.device / GIB:.1f}; activations and what libraries take are estimates")
-    full, half = plan.cached_tokens / longest, plan.cached_tokens // max(1, longest // 2)
-    print(f"the cache holds {plan.cached_tokens:,} tokens, {full:.1f} responses of full length")
-    best = max(1, min(math.ceil(in_flight), half))
-    if best < in_flight:
-        print(
-            f"warning: that is less than half the length of {in_flight:,.0f} responses: the engine "
-            "will compute some again when they have to make room for others"
-        )
-    if best != config.engine.max_num_seqs:
-        print(f"by this plan: engine.max_num_seqs = {best}")
+    print(f"{num_in_flight(config, layout):,} responses in flight on an engine")
+    phases = plan.phases.values()
+    totals = [sum(parts.values()) for parts in phases]
+    rows = {name: [parts.get(name, 0) for parts in phases] for parts in phases for name in parts}
+    rows |= {"in all": totals, "left": [plan.device - total for total in totals]}
+    print(f"{f'GiB of {plan.device / GIB:.1f}':<22}" + "".join(f"{p:>16}" for p in plan.phases))
+    for name, values in rows.items():
+        if any(values):
+            print(f"  {name:<20}" + "".join(f"{value / GIB:16.2f}" for value in values))
+    cached = plan.cached_tokens
+    print(f"the cache holds {cached:,} tokens, {cached / longest:.1f} responses of full length")
+    print("activations, workspace and what libraries take are estimates, not measured")
+    for line in preemption_warning(config, plan, layout):
+        print(line)
+    print("settings by this plan:", *advised_settings(config, plan, layout), sep="\n")
 
 
 def _gpu_gib(asked: float | None) -> float | None:
@@ -208,21 +193,20 @@ def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     prog = "python -m rollverify.dry_run [--world-size N] [--gpu-gib G] [--model-config FILE]"
     config = load_config(flags, prog=prog).config
     check_world_size(config, options.world_size)
+    layout = layout_of(config, options.world_size)
     with tempfile.TemporaryDirectory() as scratch:
         folder = _model_folder(config, options.model_config, Path(scratch))
         try:
-            model = read_model(config, folder, options.world_size)
+            model = read_model(folder, layout)
         except ConfigError as error:
             raise ConfigError(_as_given(str(error), scratch, options.model_config)) from error
-    gpu_gib = _gpu_gib(options.gpu_gib)
-    plan = make_plan(config, model, options.world_size, gpu_gib)
-    print_plan(config, plan, options.world_size)
+    plan = make_plan(config, model, layout, _gpu_gib(options.gpu_gib))
+    num_parameters = sum(math.prod(shape) for shape in model.parameters.values())
+    degrees = f"{layout.replicate} x {layout.shard} x {layout.tensor}"
+    print(f"{num_parameters:,} parameters, {layout.num_ranks} ranks = {degrees}")
+    print_plan(config, plan, layout)
     return context_problems(config, model.config.max_position_embeddings) + problems(
-        plan,
-        config,
-        num_layers=model.config.num_hidden_layers,
-        num_ranks=options.world_size,
-        on_gpu=gpu_gib is not None,
+        config, plan, layout, model.config.num_hidden_layers
     )
 
 

@@ -1,11 +1,12 @@
-"""Memory of one GPU in each phase, by part, from the shapes of a model and the settings of a run.
+"""Memory of one device in each phase, by part, from a model's shapes and a run's settings.
 
-Weights, gradients, optimizer and cache follow from the layout. Activations are an estimate, and
-`Allowances` are guesses from other people's reports until a GPU run replaces them.
+Weights, gradients, optimizer and cache follow from the layout; what a layer keeps is counted on
+torch's own graph (`tests/ext/test_layer_memory.py`). `Allowances` are estimates that no GPU has
+confirmed, so a plan without room to spare is no promise.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollverify.config.tables import Config, TrainingConfig
@@ -17,24 +18,18 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 LIVE_CHUNKS = 4
 """Tensors of one chunk of logits that live at the same time in the backward pass of the head."""
 
-TRAINER = ("training", "optimizer step")
-"""Phases in which the engine may be asleep."""
-
-CPU_WORKSPACE = GIB
-"""Left to an engine on CPUs beside weights and cache."""
-
 
 class Allowances:
-    """What no shape tells, bytes; not measured by this project."""
+    """What no shape tells, in bytes: estimates, to be replaced by what a GPU run measures."""
 
     CONTEXT = GIB
-    """CUDA context, kernels and libraries of one process."""
+    """CUDA context, kernels and libraries of a process; on CPUs its libraries."""
     COMMUNICATION = 3 * GIB // 2
     """Buffers of NCCL, with more than one rank."""
     GRAPHS = GIB
-    """CUDA graphs of the engine; they stay while it sleeps."""
-    FRAGMENTATION = 0.04
-    """Of what a phase allocates, with expandable segments."""
+    """CUDA graphs of the engine, which stay while it sleeps."""
+    FRAGMENTATION = 0.03
+    """Of what a phase allocates, with the expandable segments that are set for every run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +54,20 @@ class Parameter:
 class Layout:
     """Over how many ranks what is divided."""
 
-    shard: int
-    tensor: int
-    num_ranks: int = 1
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    expert: int = 1
+
+    @property
+    def num_engines(self) -> int:
+        """Engines with responses of their own, which tensor ranks share."""
+        return self.replicate * self.shard
+
+    @property
+    def num_ranks(self) -> int:
+        """All ranks."""
+        return self.num_engines * self.tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,17 +90,21 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Bytes of one device."""
+    """Bytes of the fullest device."""
 
     phases: dict[str, dict[str, int]]
-    """Parts of each phase by name; on CPUs there is one phase."""
+    """Parts of each phase by name; on CPUs all is there at once."""
 
-    engine_weights: int
+    device: int
     cache: int
     """Keys and values, 0 or more."""
 
     kv_per_token: int
-    device: int
+    engine_needs: int
+    """Of the engine beside the cache."""
+
+    share: float
+    """Largest share of a GPU that the engine can take while every phase fits; 0 on CPUs."""
 
     @property
     def cached_tokens(self) -> int:
@@ -115,86 +125,101 @@ def owned(parameter: Parameter, layout: Layout) -> int:
     return values if len(parameter.shape) == 1 else math.ceil(values / layout.tensor)
 
 
-def largest_layer(parameters: Iterable[Parameter], layout: Layout) -> int:
-    """Values of the largest layer as it is gathered for its forward pass."""
-    layers: dict[str, int] = {}
+def gathered_units(parameters: Sequence[Parameter], layout: Layout) -> dict[str, int]:
+    """Values of what FSDP gathers at a time: each layer, the embedding, the head with the norm.
+
+    A tied embedding is part of the head. Tensor ranks divide matrices, expert ranks experts.
+    """
+    is_tied = not any(parameter.name.startswith("lm_head") for parameter in parameters)
+    units: dict[str, int] = {"head": 0}
     for parameter in parameters:
-        if parameter.name.startswith("layers."):
-            index = parameter.name.split(".")[1]
-            layers[index] = layers.get(index, 0) + parameter.numel
-    return math.ceil(max(layers.values(), default=0) / layout.tensor)
+        first, second = parameter.name.split(".")[:2]
+        unit = f"layer {second}" if first == "layers" else "head"
+        if first == "tok_embeddings" and not is_tied:
+            unit = "embedding"
+        parts = max(layout.tensor, layout.expert) if parameter.is_expert else layout.tensor
+        values = math.ceil(parameter.numel / (parts if len(parameter.shape) > 1 else 1))
+        units[unit] = units.get(unit, 0) + values
+    return units
 
 
-def layer_values(sizes: Sizes, num_tokens: int, tensor: int) -> int:
-    """Values that one layer keeps of a row of `num_tokens` for its backward pass; an estimate.
+def layer_values(sizes: Sizes, tensor: int) -> tuple[int, int]:
+    """Values per token that a layer keeps for its backward pass, and that it adds there at most.
 
-    Per token its two inputs and two normed inputs, queries and the attention's output twice, keys
-    and values twice, and three inner widths; with experts also the copies of the token that are
-    sent out and come back. Tensor ranks divide heads and inner width.
+    Kept are inputs and normed inputs of its two halves, queries before and after their norm and the
+    attention's output, keys likewise and values, and four inner widths; of experts also the copies
+    of the token that go out, and come back in float32. Tensor ranks divide heads and inner width.
     """
-    heads = 3 * sizes.num_heads + 4 * sizes.num_kv_heads
-    copies = 2 * sizes.experts_per_token * sizes.hidden_size
-    divided = heads * sizes.head_dim + 3 * sizes.inner_size
-    return num_tokens * (4 * sizes.hidden_size + copies + math.ceil(divided / tensor))
+    hidden, copies = sizes.hidden_size, sizes.experts_per_token * sizes.hidden_size
+    inner = math.ceil(sizes.inner_size / tensor)
+    heads = math.ceil((sizes.num_heads + sizes.num_kv_heads) * sizes.head_dim / tensor)
+    kept = 4 * hidden + 3 * heads + 4 * inner + 3 * copies
+    return kept, hidden + (6 * copies or 2 * inner)
 
 
-def activation_bytes(
-    sizes: Sizes, num_tokens: int, dtype: str, activation_checkpoint: str, tensor: int
-) -> int:
-    """What the backward pass of a packed row of `num_tokens` needs, without the head.
+def kept_values(sizes: Sizes, activation_checkpoint: str, tensor: int) -> int:
+    """Values per token that wait for the backward pass while one layer is alive, head included.
 
-    Fully checkpointed, only a layer's input stays, and one layer is alive; selective lies between,
-    counted as half.
+    Fully checkpointed, only a layer's input stays; selective lies between, counted as half.
     """
-    layer = layer_values(sizes, num_tokens, tensor)
-    inputs = num_tokens * sizes.hidden_size * sizes.num_layers
-    values = {
-        "none": layer * sizes.num_layers,
-        "selective": inputs + (layer * sizes.num_layers) // 2,
-        "full": inputs + layer,
-    }[activation_checkpoint]
-    return values * DTYPE_BYTES[dtype]
-
-
-def resident_bytes(parameters: Sequence[Parameter], layout: Layout) -> dict[str, int]:
-    """Weights and AdamW's two moments on the fullest rank, float32; tied weights once."""
-    mine = FLOAT32 * sum(owned(parameter, layout) for parameter in parameters)
-    return {"weights": mine, "optimizer": 2 * mine}
+    layer, _ = layer_values(sizes, tensor)
+    inputs = sizes.hidden_size * sizes.num_layers
+    ends = 3 * sizes.hidden_size  # the last layer's output, the same normed, its gradient
+    return (
+        ends
+        + {
+            "none": layer * sizes.num_layers,
+            "selective": inputs + layer * sizes.num_layers // 2,
+            "full": inputs + layer,
+        }[activation_checkpoint]
+    )
 
 
 def step_bytes(
-    parameters: Sequence[Parameter], sizes: Sizes, layout: Layout, training: TrainingConfig
+    parameters: Sequence[Parameter],
+    sizes: Sizes,
+    layout: Layout,
+    training: TrainingConfig,
+    default_chunk_mib: int,
 ) -> dict[str, int]:
-    """What training and scoring need beside weights and optimizer, by part.
+    """What training and scoring need beside weights, gradients and optimizer, by part.
 
-    Forward and backward are in the dtype of training, gradients and their sums in float32.
+    Parts of different moments of a backward pass are added up. It runs in the dtype of training,
+    sums of gradients in float32.
     """
-    width, tensor = DTYPE_BYTES[training.dtype], layout.tensor
-    layer = largest_layer(parameters, layout)
+    width, tokens = DTYPE_BYTES[training.dtype], training.micro_batch_tokens
+    units = gathered_units(parameters, layout)
+    layer = max((values for name, values in units.items() if "layer" in name), default=0)
     head = sizes.vocab_size * sizes.hidden_size
     is_gathered = layout.shard > 1 or training.dtype != "float32"
-    gathered = 2 * layer + math.ceil(head / tensor)
-    num_tokens = training.micro_batch_tokens
-    chunk_mib = training.logprob_chunk_mib or 512
-    kept = activation_bytes(
-        sizes, num_tokens, training.dtype, training.activation_checkpoint, tensor
-    )
+    chunk_mib = training.logprob_chunk_mib or default_chunk_mib
+    # Of the head: its gradient in float32 and again, and the weight that tensor ranks gather.
+    weights_of_head = FLOAT32 + width * (2 if layout.tensor > 1 else 1)
+    kept = kept_values(sizes, training.activation_checkpoint, layout.tensor)
     return {
-        "gradients": resident_bytes(parameters, layout)["weights"],
-        "gathered layers": width * gathered * is_gathered,
-        # Of the largest unit, before its gradient is summed over the ranks.
-        "gradient sums": FLOAT32 * max(layer, math.ceil(head / tensor)) * is_gathered,
-        "activations": kept,
-        "backward of a layer": width * layer_values(sizes, num_tokens, tensor),
-        "log-prob head": LIVE_CHUNKS * chunk_mib * 2**20 + (FLOAT32 + width) * head,
+        # A layer, the next one, and the head, which stays.
+        "gathered weights": width * (2 * layer + units["head"]) * is_gathered,
+        # A layer's own, and those of the largest unit on their way to the other ranks.
+        "gradients in transit": (width * layer + FLOAT32 * max(units.values())) * is_gathered,
+        "activations": width * tokens * kept,
+        "backward of a layer": width * tokens * layer_values(sizes, layout.tensor)[1],
+        "log-prob head": LIVE_CHUNKS * chunk_mib * 2**20 + weights_of_head * head,
     }
 
 
-def engine_workspace(sizes: Sizes, config: Config) -> int:
-    """Activations of the longest engine step, and float32 logits and their softmax."""
-    engine = config.engine
-    layer = layer_values(sizes, engine.max_num_batched_tokens, 1) * DTYPE_BYTES[engine.dtype]
-    return layer + 2 * FLOAT32 * engine.max_num_seqs * sizes.vocab_size
+def engine_bytes(
+    parameters: Sequence[Parameter], sizes: Sizes, config: Config, num_tokens: int
+) -> dict[str, int]:
+    """Weights, and the peak of a step, which vLLM measures at its start and takes off the cache.
+
+    That is one layer's activations of `num_tokens`, and logits and log-probs of all sequences.
+    """
+    width = DTYPE_BYTES[config.engine.dtype]
+    copies = sizes.experts_per_token * sizes.hidden_size
+    layer = width * num_tokens * (2 * sizes.hidden_size + 3 * sizes.inner_size + copies)
+    logits = 2 * FLOAT32 * config.engine.max_num_seqs * sizes.vocab_size
+    weights = width * sum(parameter.numel for parameter in parameters)
+    return {"engine weights": weights, "engine workspace": layer + logits}
 
 
 def kv_bytes_per_token(sizes: Sizes, dtype: str) -> int:
@@ -202,137 +227,80 @@ def kv_bytes_per_token(sizes: Sizes, dtype: str) -> int:
     return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * DTYPE_BYTES[dtype]
 
 
-def plan_gpu(
-    config: Config, parameters: Sequence[Parameter], sizes: Sizes, layout: Layout, device: int
-) -> Plan:
-    """The phases on a GPU of `device` bytes: decoding, transfer of weights, training, optimizer.
-
-    With engine.sleep the engine's weights and cache are gone while the trainer works; with
-    training.offload_optimizer the moments are there in the optimizer's own step alone.
-    """
-    engine, training = config.engine, config.training
-    resident = resident_bytes(parameters, layout)
-    reference = resident["weights"] if config.kl.coefficient > 0 else 0
-    awake = {"weights": resident["weights"], "reference": reference}
-    awake["optimizer"] = 0 if training.offload_optimizer else resident["optimizer"]
-    always = {
-        "context": Allowances.CONTEXT,
-        "communication": Allowances.COMMUNICATION if layout.num_ranks > 1 else 0,
-        "graphs": 0 if engine.compile == "off" else Allowances.GRAPHS,
-    }
-    weights = DTYPE_BYTES[engine.dtype] * sum(parameter.numel for parameter in parameters)
-    workspace = engine_workspace(sizes, config)
-    taken = sum(awake.values()) + always["context"] + always["communication"]
-    share = engine.gpu_memory_utilization or engine_share(device - taken, device, engine.sleep)
-    cache = max(0, int(share * device) - weights - workspace)
-    decoding = {"engine weights": weights, "engine cache": cache, "engine workspace": workspace}
-    largest = max(parameter.numel for parameter in parameters)
-    gathered = (FLOAT32 + DTYPE_BYTES[engine.dtype]) * largest
-    sync_cache = 0 if engine.sleep else cache
-    in_training = {} if engine.sleep else decoding
-    phases = {
-        "decoding": awake | decoding,
-        "weight sync": awake
-        | {"engine weights": weights, "engine cache": sync_cache, "one parameter": gathered},
-        "training": awake | step_bytes(parameters, sizes, layout, training) | in_training,
-        "optimizer step": awake
-        | {"optimizer": resident["optimizer"], "gradients": resident["weights"]}
-        | in_training,
-    }
-    for parts in phases.values():
-        allocated = sum(parts.values())
-        parts |= always | {"fragmentation": int(Allowances.FRAGMENTATION * allocated)}
-    kv = kv_bytes_per_token(sizes, engine.dtype)
-    return Plan(phases=phases, engine_weights=weights, cache=cache, kv_per_token=kv, device=device)
-
-
 def plan_cpu(
     config: Config, parameters: Sequence[Parameter], sizes: Sizes, layout: Layout, device: int
 ) -> Plan:
-    """Everything at once, on this rank's part of the machine's memory."""
+    """Everything at once, in this rank's part of the machine's memory."""
     engine = config.engine
+    mine = FLOAT32 * sum(owned(parameter, layout) for parameter in parameters)
     cache = int(engine.kv_cache_gib * GIB)
-    weights = DTYPE_BYTES[engine.dtype] * sum(parameter.numel for parameter in parameters)
-    parts = resident_bytes(parameters, layout)
-    if config.kl.coefficient > 0:
-        parts["reference"] = parts["weights"]
-    training = config.training.model_copy(
-        update={"logprob_chunk_mib": config.training.logprob_chunk_mib or 64}
-    )
-    parts |= step_bytes(parameters, sizes, layout, training)
-    parts |= {
-        "engine weights": weights,
-        "engine cache": cache,
-        "engine workspace": CPU_WORKSPACE,
-    }
-    kv = kv_bytes_per_token(sizes, engine.dtype)
+    num_tokens = max(engine.max_num_batched_tokens, config.rollout.max_sequence_tokens)
+    # Its own weights, and the policy's while it lends its model.
+    reference = 2 * mine if config.kl.coefficient > 0 else 0
+    trainer = {"weights": mine, "gradients": mine, "optimizer": 2 * mine, "reference": reference}
+    held = engine_bytes(parameters, sizes, config, num_tokens)
+    parts = trainer | step_bytes(parameters, sizes, layout, config.training, 64) | held
+    parts |= {"engine cache": cache, "libraries": Allowances.CONTEXT}
     return Plan(
         phases={"at once": parts},
-        engine_weights=weights,
-        cache=cache,
-        kv_per_token=kv,
         device=device,
+        cache=cache,
+        kv_per_token=kv_bytes_per_token(sizes, engine.dtype),
+        engine_needs=sum(held.values()),
+        share=0.0,
     )
 
 
-def cures(
-    config: Config, *, num_layers: int, num_ranks: int, on_gpu: bool, phase: str
-) -> list[str]:
-    """What makes a phase smaller than it is with these settings, the least intrusive first.
+def plan_gpu(
+    config: Config, parameters: Sequence[Parameter], sizes: Sizes, layout: Layout, device: int
+) -> Plan:
+    """The phases of a step on a GPU of `device` bytes, in their order.
 
-    Ranks on CPUs share the machine's memory; on GPUs each has its own.
+    With engine.sleep the engine's weights and cache are gone while the trainer works; with
+    training.offload_optimizer the moments are there in the optimizer's own step alone. A KL term's
+    reference waits in main memory.
     """
-    training, longest = config.training, config.rollout.max_sequence_tokens
-    found = []
-    if on_gpu and phase != "optimizer step" and not training.offload_optimizer:
-        found.append("training.offload_optimizer = true")
-    if on_gpu and not config.engine.sleep:
-        found.append("engine.sleep = true")
-    if on_gpu:
-        found.append("more ranks")
-    elif num_ranks > 1:  # Shards add up to the same; engines and activations become fewer.
-        found.append("fewer ranks")
-    if phase in ("training", "at once"):
-        # Recomputing saves nothing where the one layer that is alive is all.
-        least = {"none": 1, "selective": 2, "full": num_layers}[training.activation_checkpoint]
-        if num_layers > least:
-            found.append("training.activation_checkpoint = 'full'")
-        if training.micro_batch_tokens > longest:
-            found.append("a smaller training.micro_batch_tokens")
-        else:
-            found.append("shorter rollout.max_response_tokens with training.micro_batch_tokens")
-    if not on_gpu:
-        found.append("a smaller engine.kv_cache_gib")
-    elif config.engine.gpu_memory_utilization and not (config.engine.sleep and phase in TRAINER):
-        found.append("a smaller engine.gpu_memory_utilization")
-    return found
-
-
-def problems(
-    plan: Plan, config: Config, *, num_layers: int, num_ranks: int, on_gpu: bool
-) -> list[str]:
-    """Where the plan does not fit, each in one line with its numbers and the cures."""
-    found = []
-    longest = config.rollout.max_sequence_tokens
-    least = plan.kv_per_token * longest
-    if plan.cache < least:
-        cure = "engine.gpu_memory_utilization" if on_gpu else "engine.kv_cache_gib"
-        found.append(
-            f"beside {plan.engine_weights / GIB:.1f} GiB of weights the engine has "
-            f"{plan.cache / GIB:.1f} GiB of cache, one response of {longest} tokens needs "
-            f"{least / GIB:.1f}; raise {cure}, or shorten rollout.max_response_tokens"
-        )
-    for phase, parts in plan.phases.items():
-        total = sum(parts.values())
-        if total > plan.device:
-            largest = sorted(parts, key=lambda part: -parts[part])[:2]
-            sizes = ", ".join(f"{part} {parts[part] / GIB:.1f}" for part in largest)
-            help_with = cures(
-                config, num_layers=num_layers, num_ranks=num_ranks, on_gpu=on_gpu, phase=phase
-            )
-            found.append(
-                f"{phase}: {total / GIB:.1f} GiB do not fit into {plan.device / GIB:.1f} GiB (most "
-                f"of it {sizes}); use {', '.join(help_with[:-1])}{' or ' * (len(help_with) > 1)}"
-                f"{help_with[-1]}"
-            )
-    return found
+    engine, training = config.engine, config.training
+    mine = FLOAT32 * sum(owned(parameter, layout) for parameter in parameters)
+    step = step_bytes(parameters, sizes, layout, training, 512)
+    waiting = {"weights": mine, "optimizer": 0 if training.offload_optimizer else 2 * mine}
+    always = {
+        "context": Allowances.CONTEXT,
+        "communication": Allowances.COMMUNICATION if layout.num_ranks > 1 else 0,
+        "graphs": Allowances.GRAPHS if engine.compile != "off" else 0,
+    }
+    held = engine_bytes(parameters, sizes, config, engine.max_num_batched_tokens)
+    needs = sum(held.values()) + always["graphs"]
+    free = device - sum(waiting.values()) - always["context"] - always["communication"]
+    share = engine_share(free, device, engine.sleep)
+    cache = max(0, int((engine.gpu_memory_utilization or share) * device) - needs)
+    decoding = held | {"engine cache": cache}
+    beside, awake = {}, {"engine weights": held["engine weights"]}
+    if not engine.sleep:
+        beside = awake = decoding
+    largest = max(parameters, key=lambda one: one.numel)
+    # Cast to the engine's type, as the ranks hand it over, and whole.
+    num_sent = largest.numel * (2 if layout.num_ranks > 1 else 0) + owned(largest, layout)
+    phases = {
+        # The probe after a sync gathers the trainer's weights; those of the head stay.
+        "rollout": waiting | {"gathered weights": step["gathered weights"]} | decoding,
+        "training": waiting | {"gradients": mine} | step | beside,
+        "optimizer step": waiting | {"gradients": mine, "optimizer": 2 * mine} | beside,
+        "weight sync": waiting | {"parameter sent": DTYPE_BYTES[engine.dtype] * num_sent} | awake,
+    }
+    names = [*waiting, "gradients", *step, "parameter sent", *decoding, *always]
+    for phase, parts in phases.items():
+        lost = int(Allowances.FRAGMENTATION * sum(parts.values()))
+        phases[phase] = {name: (parts | always).get(name, 0) for name in names}
+        phases[phase]["fragmentation"] = lost
+    if not engine.sleep:  # As much as the phase that needs most beside the engine leaves.
+        own = max(sum(p.values()) - (1 + Allowances.FRAGMENTATION) * cache for p in phases.values())
+        share = needs / device + (device - own) / (1 + Allowances.FRAGMENTATION) / device
+    return Plan(
+        phases=phases,
+        device=device,
+        cache=cache,
+        kv_per_token=kv_bytes_per_token(sizes, engine.dtype),
+        engine_needs=needs,
+        share=max(0.0, min(1.0, share)),
+    )

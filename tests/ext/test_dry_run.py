@@ -1,6 +1,7 @@
 """The dry run: published sizes of the paper's models, what it refuses, and its exit codes."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,38 @@ def test_paper_model_has_its_published_size_and_fits(
     assert "64 responses in flight on an engine" in out
 
 
-def test_the_reference_of_a_kl_term_takes_as_much_as_the_weights(
+def test_phases_have_columns_and_settings_can_be_pasted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """8,190,735,360 values of 4 bytes over 32 ranks are 0.95 GiB."""
-    assert plan_of_paper("qwen3_8b_base", "8k", 80, "--kl.coefficient", "0.01") == 0
-    # In each of the four phases.
-    assert "reference 0.95 0.95 0.95 0.95" in " ".join(capsys.readouterr().out.split())
-    assert plan_of_paper("qwen3_8b_base", "8k", 80) == 0
+    """8,190,735,360 values of 4 bytes over 32 ranks are 0.95 GiB, of 2 bytes on each 15.26."""
+    assert plan_of_paper("qwen3_8b_base", "32k", 80) == 0
+    out = capsys.readouterr().out
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    assert "GiB of 80.0 rollout training optimizer step weight sync" in rows
+    assert "weights 0.95 0.95 0.95 0.95" in rows
+    assert "engine weights 15.26 0.00 0.00 15.26" in rows
+    assert "estimates, not measured" in out
+    config = tomllib.loads(out[out.index("[engine]") :])
+    assert config == {"engine": {"max_num_seqs": 23, "gpu_memory_utilization": 0.86}}
+    flags = [f"--engine.{key}={value}" for key, value in config["engine"].items()]
+    assert "warning" in out
+    assert plan_of_paper("qwen3_8b_base", "32k", 80, *flags) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_the_reference_of_a_kl_term_waits_in_main_memory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ["--kl.coefficient", "0.01"]
+    assert plan_of_paper("qwen3_8b_base", "8k", 80, *flags) == 0
     assert "reference" not in capsys.readouterr().out
+    folder = tiny_folder(tmp_path / "model", vocab_size=300_000)
+    assert dry_run(folder, *flags) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    rows = dict(line.strip().rsplit(maxsplit=1) for line in lines)
+    # Its own weights and, while it lends its model, the policy's.
+    assert float(rows["reference"]) == pytest.approx(2 * float(rows["weights"]), abs=0.01)
+    assert float(rows["reference"]) > 0
 
 
 def test_weights_that_fill_the_engine_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +80,8 @@ def test_weights_that_fill_the_engine_do_not_fit(capsys: pytest.CaptureFixture[s
     share = ["--engine.gpu-memory-utilization", "0.6"]
     assert plan_of_paper("qwen3_30b_a3b_base", "32k", 80, *share) == 2
     error = capsys.readouterr().err
-    assert "beside 56.9 GiB of weights the engine has 0.0 GiB of cache" in error
+    assert "of weights and workspace there are 0.0 GiB of cache, but one response of" in error
+    assert "use a larger engine.gpu_memory_utilization" in error
 
 
 def test_a_cure_that_is_taken_is_not_named_again(capsys: pytest.CaptureFixture[str]) -> None:

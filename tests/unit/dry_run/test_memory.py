@@ -1,29 +1,25 @@
-"""Memory by part against sums done by hand, and what does not fit."""
+"""Parts of a plan against sums done by hand, for a model of a few values."""
 
 from typing import Any
 
 import pytest
 
-from rollverify.config.load import read_config
-from rollverify.config.tables import TrainingConfig
+from rollverify.config.tables import Config, EngineConfig, TrainingConfig
 from rollverify.dry_run.memory import (
-    GIB,
     Layout,
     Parameter,
-    Plan,
     Sizes,
-    activation_bytes,
-    cures,
+    engine_bytes,
+    gathered_units,
+    kept_values,
     kv_bytes_per_token,
-    largest_layer,
+    layer_values,
     owned,
-    problems,
-    resident_bytes,
     step_bytes,
 )
 
 SIZES = Sizes(
-    num_layers=2,
+    num_layers=3,
     hidden_size=8,
     num_heads=4,
     num_kv_heads=2,
@@ -36,7 +32,10 @@ WEIGHTS = [
     Parameter(name="layers.0.attention.wo.weight", shape=(10, 6)),
     Parameter(name="layers.0.ffn_norm.weight", shape=(9,)),
     Parameter(name="layers.1.moe.routed_experts.inner_experts.w1_EFD", shape=(4, 6, 10)),
+    Parameter(name="norm.weight", shape=(8,)),
 ]
+HEAD = Parameter(name="lm_head.weight", shape=(100, 8))
+ONE = Layout()
 
 
 @pytest.mark.parametrize(
@@ -56,148 +55,89 @@ def test_fullest_rank_owns_its_rows_rounded_up(parameter: Parameter, want: int) 
     assert owned(parameter, Layout(shard=4, tensor=2)) == want
 
 
-def test_largest_layer_is_gathered_whole() -> None:
-    # layer 0: 60 + 9, layer 1: 240; halved by the tensor ranks
-    assert largest_layer(WEIGHTS, Layout(shard=4, tensor=1)) == 240
-    assert largest_layer(WEIGHTS, Layout(shard=4, tensor=2)) == 120
+def test_a_tied_embedding_is_gathered_with_the_head() -> None:
+    assert gathered_units(WEIGHTS, ONE) == {"head": 808, "layer 0": 69, "layer 1": 240}
+    apart = {"head": 808, "embedding": 800, "layer 0": 69, "layer 1": 240}
+    assert gathered_units([*WEIGHTS, HEAD], ONE) == apart
+
+
+def test_tensor_ranks_divide_matrices_and_expert_ranks_experts() -> None:
+    halves = {"head": 408, "layer 0": 39, "layer 1": 120}
+    assert gathered_units(WEIGHTS, Layout(shard=4, tensor=2)) == halves
+    quarters = {"head": 808, "layer 0": 69, "layer 1": 60}
+    assert gathered_units(WEIGHTS, Layout(shard=4, expert=4)) == quarters
 
 
 @pytest.mark.parametrize(
-    ("kind", "tensor", "want"),
+    ("experts", "tensor", "want"),
     [
-        # layer: 10 * (4 * 8 + (3 * 4 + 4 * 2) * 4 + 3 * 16) = 10 * (32 + 80 + 48) = 1600
-        ("none", 1, 2 * 1600),
-        ("none", 2, 2 * 10 * (32 + 64)),
-        # inputs of two layers, 2 * 10 * 8 = 160, and one layer
-        ("full", 1, 160 + 1600),
-        ("selective", 1, 160 + 1600),
+        # 4 * 8 + 3 * (4 + 2) * 4 + 4 * 16 kept; 8 + 2 * 16 in the backward pass
+        (0, 1, (32 + 72 + 64, 40)),
+        (0, 2, (32 + 36 + 32, 24)),
+        # two copies of 8: one goes out, one comes back with twice the bytes
+        (2, 1, (32 + 72 + 64 + 48, 8 + 96)),
     ],
 )
-def test_activations_of_ten_tokens(kind: str, tensor: int, want: int) -> None:
-    assert activation_bytes(SIZES, 10, "bfloat16", kind, tensor) == 2 * want
+def test_values_of_a_layer(experts: int, tensor: int, want: tuple[int, int]) -> None:
+    fields = {name: getattr(SIZES, name) for name in Sizes.__dataclass_fields__}
+    sizes = Sizes(**fields | {"experts_per_token": experts})
+    assert layer_values(sizes, tensor) == want
 
 
-def test_trainer_keeps_float32_whatever_it_computes_in() -> None:
-    training = TrainingConfig(
-        dtype="bfloat16", activation_checkpoint="full", micro_batch_tokens=10, logprob_chunk_mib=1
-    )
-    layout = Layout(shard=1, tensor=1)
-    # 800 + 60 + 9 + 240 = 1109 values of 4 bytes; Adam has two of them
-    assert resident_bytes(WEIGHTS, layout) == {"weights": 4436, "optimizer": 8872}
-    parts = step_bytes(WEIGHTS, SIZES, layout, training)
-    assert parts["gradients"] == 4436
-    # two layers of 240 and the head of 800 in bfloat16; the head's gradient is the largest
-    assert parts["gathered layers"] == 2 * (480 + 800)
-    assert parts["gradient sums"] == 4 * 800
-    # a layer keeps 1600 values of ten tokens (see above), and its backward makes as many
-    assert parts["activations"] == 2 * (160 + 1600)
-    assert parts["backward of a layer"] == 2 * 1600
-    # four chunks of 1 MiB; the head's gradient in float32 and again in bfloat16
-    assert parts["log-prob head"] == 4 * 2**20 + 6 * 800
+# Three ends of 8, and of three layers of 168 values with inputs of 8 what is kept.
+@pytest.mark.parametrize(
+    ("kind", "want"),
+    [("none", 24 + 3 * 168), ("full", 24 + 24 + 168), ("selective", 24 + 24 + 252)],
+)
+def test_checkpoints_keep_inputs(kind: str, want: int) -> None:
+    assert kept_values(SIZES, kind, 1) == want
+
+
+def parts_of(layout: Layout, **training: Any) -> dict[str, int]:
+    values = {"activation_checkpoint": "full", "micro_batch_tokens": 10, "logprob_chunk_mib": 1}
+    settings = TrainingConfig(**values | training)
+    return step_bytes(WEIGHTS, SIZES, layout, settings, 64)
+
+
+def test_parts_of_a_step_in_bfloat16() -> None:
+    assert parts_of(ONE, dtype="bfloat16") == {
+        # two layers of 240 and the head of 808
+        "gathered weights": 2 * (480 + 808),
+        # a layer's in bfloat16, the head's in float32
+        "gradients in transit": 2 * 240 + 4 * 808,
+        # of ten tokens, see above
+        "activations": 2 * 10 * 216,
+        "backward of a layer": 2 * 10 * 40,
+        # four chunks of 1 MiB; the head's gradient of 800 in float32 and again in bfloat16
+        "log-prob head": 4 * 2**20 + 6 * 800,
+    }
+
+
+def test_tensor_ranks_gather_the_head_they_divide() -> None:
+    parts = parts_of(Layout(tensor=2), dtype="bfloat16")
+    assert parts["log-prob head"] == 4 * 2**20 + 8 * 800
+    assert parts["gathered weights"] == 2 * (240 + 408)
 
 
 def test_one_float32_rank_gathers_nothing() -> None:
-    training = TrainingConfig(
-        dtype="float32", activation_checkpoint="none", micro_batch_tokens=10, logprob_chunk_mib=1
-    )
-    parts = step_bytes(WEIGHTS, SIZES, Layout(shard=1, tensor=1), training)
-    assert parts["gathered layers"] == parts["gradient sums"] == 0
+    parts = parts_of(ONE, dtype="float32")
+    assert parts["gathered weights"] == parts["gradients in transit"] == 0
+    assert parts_of(Layout(shard=2), dtype="float32")["gathered weights"] == 4 * (480 + 808)
+
+
+def test_the_size_of_a_chunk_follows_from_the_device_unless_set() -> None:
+    assert parts_of(ONE, logprob_chunk_mib=0)["log-prob head"] == 4 * 64 * 2**20 + 8 * 800
+
+
+def test_an_engine_step_needs_a_layer_and_the_logits() -> None:
+    engine = EngineConfig(dtype="bfloat16", max_num_seqs=5)
+    # 2 * 8 + 3 * 16 values of 7 tokens; logits and log-probs of 5 sequences
+    assert engine_bytes(WEIGHTS, SIZES, Config(engine=engine), 7) == {
+        "engine weights": 2 * (800 + 60 + 9 + 240 + 8),
+        "engine workspace": 2 * 7 * 64 + 8 * 5 * 100,
+    }
 
 
 def test_cache_holds_a_key_and_a_value_per_layer() -> None:
-    # 2 * 2 layers * 2 heads * 4 values * 2 bytes
-    assert kv_bytes_per_token(SIZES, "bfloat16") == 64
-
-
-LONGEST = 1024
-"""Tokens of the longest sequence below."""
-
-
-def config_of(**settings: dict[str, Any]) -> Any:
-    rollout = {"max_prompt_tokens": 24, "max_response_tokens": LONGEST - 24}
-    training = {"micro_batch_tokens": LONGEST + 1} | settings.pop("training", {})
-    return read_config(settings={"rollout": rollout, "training": training, **settings})
-
-
-def found(*, cache: int = GIB, device: int = 9 * GIB, **settings: dict[str, Any]) -> list[str]:
-    """Problems of a plan with 9 GiB for decoding and 5 for training, and 1 MiB a token of cache."""
-    plan = Plan(
-        phases={
-            "decoding": {"weights": 3 * GIB, "engine weights": 5 * GIB, "engine cache": cache},
-            "training": {"weights": 3 * GIB, "activations": 2 * GIB},
-        },
-        engine_weights=5 * GIB,
-        cache=cache,
-        kv_per_token=GIB // LONGEST,
-        device=device,
-    )
-    return problems(plan, config_of(**settings), num_layers=2, num_ranks=2, on_gpu=True)
-
-
-def test_plan_that_just_fits_has_no_problem() -> None:
-    assert found() == []
-
-
-def test_one_token_less_than_a_response_is_a_problem() -> None:
-    (line,) = found(cache=GIB - GIB // LONGEST)
-    assert "one response of 1024 tokens needs 1.0" in line and "\n" not in line
-
-
-def test_the_phase_that_does_not_fit_is_named_with_its_largest_parts() -> None:
-    (line,) = found(device=9 * GIB - 1)
-    assert line.startswith("decoding: 9.0 GiB do not fit into 9.0 GiB (most of it engine weights")
-    assert line.endswith("use training.offload_optimizer = true or more ranks")
-    lines = found(device=4 * GIB)
-    assert [line.split(":")[0] for line in lines] == ["decoding", "training"]
-
-
-FULL = "training.activation_checkpoint = 'full'"
-ROW = "a smaller training.micro_batch_tokens"
-SHORTER = "shorter rollout.max_response_tokens with training.micro_batch_tokens"
-OFFLOAD, SLEEP = "training.offload_optimizer = true", "engine.sleep = true"
-SHARE, CACHE = "a smaller engine.gpu_memory_utilization", "a smaller engine.kv_cache_gib"
-
-
-@pytest.mark.parametrize(
-    ("phase", "settings", "others", "expected"),
-    [
-        ("training", {}, {}, [OFFLOAD, "more ranks", FULL, ROW]),
-        ("training", {"activation_checkpoint": "full"}, {}, [OFFLOAD, "more ranks", ROW]),
-        # Of one layer nothing is recomputed; of two, selective keeps as much as full.
-        ("training", {}, {"num_layers": 1}, [OFFLOAD, "more ranks", ROW]),
-        ("training", {"activation_checkpoint": "selective"}, {}, [OFFLOAD, "more ranks", ROW]),
-        # A row must hold the longest response.
-        ("training", {"micro_batch_tokens": LONGEST}, {}, [OFFLOAD, "more ranks", FULL, SHORTER]),
-        ("training", {"offload_optimizer": True}, {}, ["more ranks", FULL, ROW]),
-        # The optimizer's own step has its state in any case.
-        ("optimizer step", {}, {}, ["more ranks"]),
-        ("decoding", {"offload_optimizer": True}, {}, ["more ranks"]),
-        # Ranks on CPUs share the memory.
-        ("at once", {}, {"on_gpu": False, "num_ranks": 1}, [FULL, ROW, CACHE]),
-        ("at once", {}, {"on_gpu": False}, ["fewer ranks", FULL, ROW, CACHE]),
-    ],
-)
-def test_only_what_would_change_something_is_a_cure(
-    phase: str, settings: dict[str, Any], others: dict[str, Any], expected: list[str]
-) -> None:
-    values = {"num_layers": 2, "num_ranks": 2, "on_gpu": True} | others
-    assert cures(config_of(training=settings), phase=phase, **values) == expected
-
-
-@pytest.mark.parametrize(
-    ("phase", "engine", "expected"),
-    [
-        ("decoding", {"gpu_memory_utilization": 0.9}, [OFFLOAD, "more ranks", SHARE]),
-        ("training", {"gpu_memory_utilization": 0.9}, [OFFLOAD, "more ranks", FULL, ROW]),
-        (
-            "training",
-            {"gpu_memory_utilization": 0.4, "sleep": False},
-            [OFFLOAD, SLEEP, "more ranks", FULL, ROW, SHARE],
-        ),
-    ],
-)
-def test_a_share_that_was_asked_for_can_be_smaller(
-    phase: str, engine: dict[str, Any], expected: list[str]
-) -> None:
-    config = config_of(engine=engine)
-    assert cures(config, num_layers=2, num_ranks=2, on_gpu=True, phase=phase) == expected
+    # 2 * 3 layers * 2 heads * 4 values * 2 bytes
+    assert kv_bytes_per_token(SIZES, "bfloat16") == 96
