@@ -14,5 +14,5 @@ run() { "$ROLLVERIFY_PYTHON" -m pytest -m "" -n 2 --dist loadfile --no-loadscope
 for word in "$@"; do [[ $word != tests* ]] || { run "$@"; exit; }; done
 code=0
 OMP_NUM_THREADS=1 run tests/unit tests/rules "$@" || code=$?
-run tests/integration tests/distributed tests/ext "$@" || code=$?
+run tests/integration tests/distributed tests/gpu tests/ext "$@" || code=$?
 exit "$code"

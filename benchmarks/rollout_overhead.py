@@ -42,7 +42,7 @@ def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
     engine = VllmEngine(
         str(model.path),
         EngineConfig(max_num_seqs=max(task["sequences"])),
-        stop_token_id=model.stop_token_id,
+        stop_token_ids=model.stop_token_ids,
         max_model_len=context,
         seed=0,
     )
@@ -50,7 +50,7 @@ def build(task: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
 
 
 def make_rollouter(
-    engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_id: int
+    engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_ids: tuple[int, ...]
 ) -> Any:
     """On-policy phases of all prompts."""
     from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
@@ -75,7 +75,7 @@ def make_rollouter(
         buffer=buffer,
         prompts=by_index,  # type: ignore[arg-type]  # looked up by index only
         rollout=rollout,
-        stop_token_id=stop_token_id,
+        stop_token_ids=stop_token_ids,
         run_seed=0,
     )
     return Rollouter(
@@ -95,14 +95,14 @@ def make_rollouter(
 
 
 def time_rollout(
-    engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_id: int
+    engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_ids: tuple[int, ...]
 ) -> tuple[float, list[list[int]]]:
     """One rollout phase from group 0.
 
     Returns:
         (seconds, sampled ids by group and sample).
     """
-    rollouter = make_rollouter(engine, prompts, task, stop_token_id)
+    rollouter = make_rollouter(engine, prompts, task, stop_token_ids)
     engine.reset_prefix_cache()
     start_s = time.perf_counter()
     finished, _ = rollouter.collect(0)
@@ -111,7 +111,7 @@ def time_rollout(
 
 
 def time_bare(
-    engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_id: int
+    engine: Any, prompts: list[Any], task: dict[str, Any], stop_token_ids: tuple[int, ...]
 ) -> tuple[float, list[list[int]]]:
     """The same work by the engine alone; requests and settings are made outside the timer.
 
@@ -135,7 +135,7 @@ def time_bare(
                 logprobs=0,
                 flat_logprobs=True,
                 detokenize=False,
-                stop_token_ids=[stop_token_id],
+                stop_token_ids=list(stop_token_ids),
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 watermarking=False,
             ),
@@ -171,8 +171,8 @@ def measure_model(task: dict[str, Any]) -> dict[str, Any]:
     """
     model, engine, prompts = build(task)
     loops = {
-        "rollout_s": lambda part: time_rollout(engine, part, task, model.stop_token_id),
-        "bare_s": lambda part: time_bare(engine, part, task, model.stop_token_id),
+        "rollout_s": lambda part: time_rollout(engine, part, task, model.stop_token_ids),
+        "bare_s": lambda part: time_bare(engine, part, task, model.stop_token_ids),
     }
     results: dict[str, Any] = {}
     for size in task["sequences"]:

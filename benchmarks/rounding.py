@@ -59,7 +59,7 @@ def sample(folder: str, num_prompts: int) -> tuple[Any, list[Any]]:
     engine = VllmEngine(
         folder,
         EngineConfig(max_num_seqs=len(requests), kv_cache_gib=0.5, gpu_memory_utilization=0.2),
-        stop_token_id=model.stop_token_id,
+        stop_token_ids=model.stop_token_ids,
         max_model_len=LONGEST + 32,
         seed=0,
         record_routing=model.routing is not None,

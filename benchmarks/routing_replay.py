@@ -147,7 +147,7 @@ def measure_engines(task: dict[str, Any]) -> dict[str, Any]:
         name: VllmEngine(
             task["folder"],
             EngineConfig(max_num_seqs=number, kv_cache_gib=0.5, gpu_memory_utilization=0.2),
-            stop_token_id=MOE_CONFIG["eos_token_id"],
+            stop_token_ids=(MOE_CONFIG["eos_token_id"],),
             max_model_len=PROMPT_TOKENS + size,
             seed=0,
             record_routing=name == "with",

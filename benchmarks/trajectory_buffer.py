@@ -157,7 +157,7 @@ def measure_speed(task: dict[str, Any]) -> dict[str, Any]:
         buffer=buffer,
         prompts=[],
         rollout=RolloutConfig(max_response_tokens=LIMIT),
-        stop_token_id=STOP_TOKEN_ID,
+        stop_token_ids=(STOP_TOKEN_ID,),
         run_seed=0,
     )
     kept = task["response_tokens"] + task["new_tokens"] // 2

@@ -46,7 +46,12 @@ from rollverify.ranks import Ranks
 from rollverify.rewards import Reward
 from rollverify.rollout.accounting import Accounting
 from rollverify.rollout.buffer import TrajectoryBuffer
-from rollverify.rollout.inputs import encoded_batches, load_inputs, make_run_reward
+from rollverify.rollout.inputs import (
+    encoded_batches,
+    load_inputs,
+    make_run_reward,
+    with_stop_tokens,
+)
 from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
 from rollverify.rollout.requests import RequestLoop
@@ -91,7 +96,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     check_devices(config)
     # What the user can cure is found before anything large is loaded: a loss of one's own, too.
     objective = Objective(loss=config.loss, correction=config.correction, kl=config.kl)
-    model = _model_folder(config)
+    model = with_stop_tokens(config, _model_folder(config))
     check_expert_settings(model, config.routing_replay.mode, config.parallelism.expert_parallel)
     reward = make_run_reward(config)
     prompts, encoded, test = load_inputs(config, model, reward)
@@ -322,7 +327,7 @@ def _rollouts(
         buffer=buffer,
         prompts=encoded,
         rollout=rollout,
-        stop_token_id=model.stop_token_id,
+        stop_token_ids=model.stop_token_ids,
         run_seed=config.run.seed,
         routing=config.routing_replay.on_resume if replay == "engine" else None,
         num_graders=num_graders,

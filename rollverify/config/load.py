@@ -168,7 +168,7 @@ def _parse(text: str, kind: object) -> object:
             return int(text) if kind is int else float(text)
         if kind is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
-        if get_origin(kind) is dict:
+        if get_origin(kind) in (dict, list):
             document = tomli.loads(f"value = {text}")
             return document["value"] if list(document) == ["value"] else text
     except (ValueError, RecursionError):

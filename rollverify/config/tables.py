@@ -182,6 +182,8 @@ class RolloutConfig(Table, frozen=True):
     """Longest prompt; a longer one is an error, never cut."""
     max_response_tokens: Count = 352
     """Longest response; sampling stops there with status "length"."""
+    stop_token_ids: list[CountOrZero] = Field(default_factory=list[int])
+    """Ids that end a response beside those that the model folder and its chat template name."""
     temperature: Temperature = 1.0
     """Sampling temperature; the trainer divides its logits by the same number."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -45,6 +45,18 @@ class ChatTemplate:
         self._special = [token for token in tokenizer.all_special_tokens if token]
         self._head = [{"role": "system", "content": system_prompt}] if system_prompt else []
 
+    def turn_end(self) -> str | None:
+        """The special token that ends the model's own message; None if the template puts none."""
+        mark = "the answer"
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+        try:
+            text = self._tokenizer.apply_chat_template([*self._head, *messages], tokenize=False)
+        except Exception:  # such a template has no turns after the user's
+            return None
+        after = text.rpartition(mark)[2].lstrip()
+        found = [token for token in self._special if after.startswith(token)]
+        return max(found, key=len, default=None)
+
     def render(self, text: str) -> str:
         """Text of the conversation up to where the response begins, special tokens included.
 

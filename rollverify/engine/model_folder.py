@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -64,10 +64,16 @@ class ModelFolder:
     max_positions: int
     """Context length, tokens."""
 
-    stop_token_id: int
+    stop_token_ids: tuple[int, ...]
+    """Any of them ends a response and is its last token; ascending."""
+
     tokenizer: Tokenizer
     routing: RoutingShape | None = None
     """None for a dense model."""
+
+    def named(self, token_id: int) -> str:
+        """A token as the log shows it."""
+        return f"{self.tokenizer.id_to_token(token_id)!r} ({token_id})"
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, without special tokens."""
@@ -87,6 +93,9 @@ def read_model_folder(path: Path, max_sequence_tokens: int) -> ModelFolder:
         tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises the bare class.
         raise DataError(f"{path}/tokenizer.json cannot be read ({error})") from error
+    # A fine-tuning run may have left these in the file: prompts would be cut, or padded.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     vocab_size = _whole_number(config, "vocab_size", path)
     max_positions = _whole_number(config, "max_position_embeddings", path)
     largest_id = max(tokenizer.get_vocab().values(), default=-1)
@@ -104,7 +113,7 @@ def read_model_folder(path: Path, max_sequence_tokens: int) -> ModelFolder:
         path=path,
         vocab_size=vocab_size,
         max_positions=max_positions,
-        stop_token_id=_stop_token_id(config, path, tokenizer, vocab_size),
+        stop_token_ids=_stop_token_ids(config, path, tokenizer, vocab_size),
         tokenizer=tokenizer,
         routing=_routing(config, path),
     )
@@ -142,27 +151,38 @@ def _whole_number(config: dict[str, Any], key: str, path: Path) -> int:
     return value
 
 
-def _stop_token_id(
+def _stop_token_ids(
     config: dict[str, Any], path: Path, tokenizer: Tokenizer, vocab_size: int
-) -> int:
-    """The id in config.json (of several the first), else that of the tokenizer's eos token."""
-    stop = config.get("eos_token_id")
-    if isinstance(stop, list):
-        stop = stop[0] if stop else None
-    if stop is None and (path / "tokenizer_config.json").is_file():
-        eos = _read_json(path / "tokenizer_config.json", path).get("eos_token")
-        eos = eos.get("content") if isinstance(eos, dict) else eos
-        stop = tokenizer.token_to_id(eos) if isinstance(eos, str) else None
-    if stop is None:
+) -> tuple[int, ...]:
+    """All that config.json, generation_config.json and the tokenizer name as end of a text."""
+    generation = _read_json_if_there(path / "generation_config.json", path)
+    found: set[int] = set()
+    for file, values in (("config.json", config), ("generation_config.json", generation)):
+        stop = values.get("eos_token_id")
+        for one in cast(list[Any], stop) if isinstance(stop, list) else [stop]:
+            if one is not None:
+                found.add(_checked_id(one, f"{path}/{file}: eos_token_id", vocab_size))
+    eos = _read_json_if_there(path / "tokenizer_config.json", path).get("eos_token")
+    eos = cast(dict[str, Any], eos).get("content") if isinstance(eos, dict) else eos
+    stop = tokenizer.token_to_id(eos) if isinstance(eos, str) else None
+    if stop is not None:
+        found.add(_checked_id(stop, f"{path}/tokenizer_config.json: eos_token", vocab_size))
+    if not found:
         raise ConfigError(
-            f"model.path '{path}': neither config.json nor the tokenizer names an eos token; add "
-            "eos_token_id to config.json"
+            f"model.path '{path}': neither config.json, generation_config.json nor the tokenizer "
+            "names an eos token; add eos_token_id to config.json"
         )
-    if isinstance(stop, bool) or not isinstance(stop, int) or not 0 <= stop < vocab_size:
-        raise ConfigError(
-            f"model.path '{path}': eos_token_id {stop!r} is not below vocab_size = {vocab_size}"
-        )
-    return stop
+    return tuple(sorted(found))
+
+
+def _read_json_if_there(file: Path, folder: Path) -> dict[str, Any]:
+    return _read_json(file, folder) if file.is_file() else {}
+
+
+def _checked_id(value: object, place: str, vocab_size: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
+        raise ConfigError(f"{place} {value!r} is not below vocab_size = {vocab_size}")
+    return value
 
 
 def check_expert_settings(model: ModelFolder, replay: str, expert_parallel: int) -> None:

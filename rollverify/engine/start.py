@@ -20,7 +20,7 @@ def start_engine(
     return VllmEngine(
         str(model.path),
         settings,
-        stop_token_id=model.stop_token_id,
+        stop_token_ids=model.stop_token_ids,
         max_model_len=max_sequence_tokens,
         seed=seed,
         record_routing=record_routing,

@@ -63,7 +63,7 @@ class VllmEngine:
         model_folder: str,
         settings: EngineConfig,
         *,
-        stop_token_id: int,
+        stop_token_ids: tuple[int, ...],
         max_model_len: int,
         seed: int,
         record_routing: bool = False,
@@ -111,7 +111,7 @@ class VllmEngine:
             )
         arguments.update(settings.options)
         self._engine = _started(arguments)
-        self._stop_token_id = stop_token_id
+        self._stop_token_ids = list(stop_token_ids)
         self._max_model_len = max_model_len
         self._record_routing = record_routing
         if on_cpu:
@@ -191,7 +191,7 @@ class VllmEngine:
             detokenize=False,
             # Else the stop tokens of generation_config.json would be added, whatever it is set to.
             ignore_eos=True,
-            stop_token_ids=[self._stop_token_id],
+            stop_token_ids=self._stop_token_ids,
             output_kind=RequestOutputKind.FINAL_ONLY,
             watermarking=False,
         )

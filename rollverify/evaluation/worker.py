@@ -22,7 +22,12 @@ from rollverify.launch.devices import check_devices
 from rollverify.launch.shutdown import die_with_parent, exit_at_once, write_rank_error
 from rollverify.log import init_logger
 from rollverify.rewards import Reward
-from rollverify.rollout.inputs import load_from, make_run_reward, prompt_source
+from rollverify.rollout.inputs import (
+    load_from,
+    make_run_reward,
+    prompt_source,
+    with_stop_tokens,
+)
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.toy.settings import base_folder
 
@@ -83,7 +88,8 @@ def evaluate_model(config: Config) -> None:
     """
     check_devices(config)
     evaluation = config.evaluation
-    model = read_model_folder(model_folder(config), config.rollout.max_sequence_tokens)
+    folder = read_model_folder(model_folder(config), config.rollout.max_sequence_tokens)
+    model = with_stop_tokens(config, folder)
     reward = make_run_reward(config)
     prompts, encoded = load_from(config, model, prompt_source(config, "test"), reward)
     prompts, encoded = prompts[: evaluation.num_problems], encoded[: evaluation.num_problems]

@@ -3,6 +3,7 @@
 Runs at AFTER_ROLLOUT on every rank.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -16,6 +17,11 @@ from rollverify.metrics.json_lines import SlotLog
 from rollverify.ranks import Ranks
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.rollout.trajectory import Status, stacked
+
+logger = logging.getLogger(__name__)
+
+FIRST_STEPS, NEARLY_ALL = 3, 0.95
+"""Steps in which a warning says that so many responses reach the limit."""
 
 
 def distribution(prefix: str, values: Sequence[int]) -> dict[str, float]:
@@ -90,6 +96,7 @@ class RolloutMetrics:
         sums, maxima = self.ranks.reduce(sums, maxima)
         lengths = list(chain.from_iterable(self.ranks.gather(lengths)))
         state.metrics |= self._from_sums(sums) | maxima
+        self._warn_of_limit(state)
         if given_up is not None:
             state.metrics |= _with_given_up(sums)
         if counts:
@@ -103,6 +110,18 @@ class RolloutMetrics:
         num_samples = self.metrics.text_samples
         if num_samples and (state.step - 1) % self.metrics.text_samples_every == 0:
             self._write_samples(finished[:num_samples], state.step)
+
+    def _warn_of_limit(self, state: StepState) -> None:
+        """A model that stops at another token than the run knows fills every response."""
+        share = state.metrics["rollout/truncated_frac"]
+        if state.step <= FIRST_STEPS and share >= NEARLY_ALL and self.ranks.rank == 0:
+            logger.warning(
+                "step %d: %.0f %% of the responses reached rollout.max_response_tokens; if the "
+                "model does end its texts, add the token it ends them with to "
+                "rollout.stop_token_ids",
+                state.step,
+                100 * share,
+            )
 
     @staticmethod
     def _from_sums(sums: dict[str, float]) -> dict[str, float]:

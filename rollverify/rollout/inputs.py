@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, cast
 
@@ -11,7 +12,7 @@ from rollverify.data.prompts import Prompt, read_prompt_set
 from rollverify.data.sources import PromptSource, SourceOptions, Use, resolve_source
 from rollverify.data.templates import ChatTemplate, read_chat_template
 from rollverify.engine.model_folder import ModelFolder
-from rollverify.errors import DataError
+from rollverify.errors import ConfigError, DataError
 from rollverify.rewards import Reward, make_reward, readable_indices
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.toy.settings import TEST_FILE, TRAIN_FILE, base_folder
@@ -83,6 +84,32 @@ def make_run_reward(config: Config) -> Reward:
         time_out_s=config.reward.time_out_s,
         num_workers=config.reward.num_workers,
     )
+
+
+def with_stop_tokens(config: Config, model: ModelFolder) -> ModelFolder:
+    """The model that also stops where its chat template ends its turn, and at the config's ids.
+
+    A base model's folder names the end of a document, its chat template another token. Says in the
+    log what ends a response.
+    """
+    added = list(config.rollout.stop_token_ids)
+    for token_id in added:
+        if token_id >= model.vocab_size:
+            raise ConfigError(
+                f"rollout.stop_token_ids: {token_id} is not below the model's vocab_size = "
+                f"{model.vocab_size}"
+            )
+    if config.data.chat_template:
+        end = read_chat_template(model.path, config.data.system_prompt).turn_end()
+        token_id = None if end is None else model.tokenizer.token_to_id(end)
+        added += [] if token_id is None else [token_id]
+    model = replace(model, stop_token_ids=tuple(sorted({*model.stop_token_ids, *added})))
+    logger.info(
+        "a response ends at %s or after %d tokens; no special token is put before a prompt",
+        " or ".join(map(model.named, model.stop_token_ids)),
+        config.rollout.max_response_tokens,
+    )
+    return model
 
 
 def load_inputs(

@@ -73,7 +73,7 @@ class RequestLoop:
     """By `prompt_index`."""
 
     rollout: RolloutConfig
-    stop_token_id: int
+    stop_token_ids: tuple[int, ...]
     run_seed: int
     routing: ResumedRouting | None = None
     """What becomes of rows that a resumed response holds; None where none are recorded."""
@@ -207,7 +207,7 @@ class RequestLoop:
         response = trajectory["response_ids"]
         status = status_after(
             response,
-            stop_token_id=self.stop_token_id,
+            stop_token_ids=self.stop_token_ids,
             max_tokens=self.rollout.max_response_tokens,
         )
         if status is not Status.UNFINISHED:
@@ -215,7 +215,7 @@ class RequestLoop:
         elif completion.finish_reason != "paused":
             raise RolloutError(
                 f"{name_of(trajectory)}: the engine says '{completion.finish_reason}' after "
-                f"{len(response)} tokens, but neither stop token nor limit was reached"
+                f"{len(response)} tokens, but no stop token and no limit was reached"
             )
         return trajectory
 

@@ -7,7 +7,7 @@ behavior_logprobs of 3 nats, policy_version [4, 4, 4], segment_ids [0, 0, 0], lo
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NotRequired, TypedDict, Unpack
@@ -181,14 +181,14 @@ def stacked(trajectories: Sequence[TensorDict], key: str) -> Tensor:
 
 
 def status_after(
-    response_ids: Tensor | Sequence[int], *, stop_token_id: int, max_tokens: int
+    response_ids: Tensor | Sequence[int], *, stop_token_ids: Collection[int], max_tokens: int
 ) -> Status:
     """Status from all tokens [R] alone: a pause may fall into the step of the stop token."""
     if len(response_ids) > max_tokens:
         raise RolloutError(
             f"a response of {len(response_ids)} tokens is above the limit of {max_tokens}"
         )
-    if len(response_ids) > 0 and response_ids[-1] == stop_token_id:
+    if len(response_ids) > 0 and int(response_ids[-1]) in stop_token_ids:
         return Status.STOP
     return Status.LENGTH if len(response_ids) == max_tokens else Status.UNFINISHED
 

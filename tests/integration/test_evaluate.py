@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def started(folder: Path) -> Iterator[Any]:
-    made = tiny_engine(folder / "model", stop_token_id=EOS_ID)
+    made = tiny_engine(folder / "model", stop_token_ids=(EOS_ID,))
     yield made
     made.close()
 

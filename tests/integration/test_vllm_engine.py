@@ -131,6 +131,16 @@ def test_stop_token_is_included_and_length_is_exact(engine: Any) -> None:
             assert len(done.token_ids) == 100 and EOS_ID not in done.token_ids
 
 
+def test_any_of_several_stop_tokens_ends_a_response(engine: Any, monkeypatch) -> None:
+    """p of one of three is near 3/101 a token: of 32 responses most stop, at each of them."""
+    stops = {EOS_ID, 7, 9}
+    monkeypatch.setattr(engine, "_stop_token_ids", sorted(stops))
+    requests = [request(f"s{i}", PROMPTS[1], max_tokens=100, seed=i) for i in range(32)]
+    ended = [one for one in generate(engine, requests).values() if one.finish_reason == "stop"]
+    assert {one.token_ids[-1] for one in ended} == stops
+    assert all(not stops & set(one.token_ids[:-1]) for one in ended)
+
+
 def output(sampled: int, entries: list[tuple[int, float]], reason: str = "stop") -> Any:
     """What vLLM hands over for one sampled token, with its alternatives in the order given."""
     from vllm.logprobs import FlatLogprobs, Logprob

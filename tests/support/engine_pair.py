@@ -31,7 +31,7 @@ def tiny_engine(folder: Path, **changes: Any) -> Any:
         "gpu_memory_utilization": 0.2,
     }
     settings |= {key: changes.pop(key) for key in [*changes] if key in EngineConfig.model_fields}
-    values = {"stop_token_id": EOS_ID, "max_model_len": MAX_MODEL_LEN, "seed": 0} | changes
+    values = {"stop_token_ids": (EOS_ID,), "max_model_len": MAX_MODEL_LEN, "seed": 0} | changes
     return VllmEngine(str(folder), EngineConfig(**settings), **values)
 
 

@@ -96,7 +96,7 @@ def make_parts(
         buffer=buffer,
         prompts=prompts,
         rollout=rollout,
-        stop_token_id=EOS,
+        stop_token_ids=(EOS,),
         run_seed=3,
         routing=routing,
         num_graders=num_graders,

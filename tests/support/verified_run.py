@@ -59,7 +59,7 @@ def make_rollouter(
         buffer=buffer,
         prompts=PROMPTS,
         rollout=rollout,
-        stop_token_id=EOS_ID,
+        stop_token_ids=(EOS_ID,),
         run_seed=0,
         routing=routing,
     )

@@ -58,7 +58,7 @@ def make_state(
         buffer=buffer,
         prompts=ENCODED,
         rollout=rollout,
-        stop_token_id=EOS,
+        stop_token_ids=(EOS,),
         run_seed=0,
     )
     rollouter = Rollouter(

@@ -133,6 +133,19 @@ def test_text_samples_can_be_off():
     assert texts == []
 
 
+@pytest.mark.parametrize(
+    ("step", "num_cut", "is_said"), [(1, 4, True), (3, 4, True), (4, 4, False), (1, 3, False)]
+)
+def test_responses_that_all_reach_the_limit_are_said_at_first(caplog, step, num_cut, is_said):
+    made = state(step)
+    for index, one in enumerate(made.finished):
+        status = Status.LENGTH if index < num_cut else Status.STOP
+        one["status"] = torch.tensor(int(status), dtype=one["status"].dtype)
+    with caplog.at_level("WARNING"):
+        hook()[0](made)
+    assert ("rollout.stop_token_ids" in caplog.text) is is_said
+
+
 def test_a_rank_without_trajectories_gives_no_nan():
     """PR15: nothing is not a mean of nothing."""
     made = StepState(step=1, policy_version=0)

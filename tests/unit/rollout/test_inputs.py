@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from rollverify.config.load import load_config
 from rollverify.data.loader import PromptLoader
 from rollverify.data.templates import read_chat_template
 from rollverify.engine.model_folder import read_model_folder
 from rollverify.errors import ConfigError, DataError
 from rollverify.rewards import exact_answer
-from rollverify.rollout.inputs import encoded_batches, load_encoded
+from rollverify.rollout.inputs import encoded_batches, load_encoded, with_stop_tokens
 from rollverify.toy.tokenizer import EOS_ID, save_tokenizer
 
 USER_ERRORS = (ConfigError, DataError)
@@ -46,7 +47,7 @@ def message_of(folder: Path, max_sequence_tokens: int = 64) -> str:
 
 def test_a_good_folder_is_read(folder):
     model = read_model_folder(folder, 64)
-    assert (model.vocab_size, model.max_positions, model.stop_token_id) == (80, 64, EOS_ID)
+    assert (model.vocab_size, model.max_positions, model.stop_token_ids) == (80, 64, (EOS_ID,))
     ids = model.tokenizer.encode("00k\n").ids
     assert model.decode([*ids, EOS_ID]) == "00k\n"  # Special tokens do not reach the reward.
 
@@ -123,9 +124,55 @@ def test_a_context_that_is_too_short(folder):
     assert "= 65 exceeds the model's context of 64 tokens" in message
 
 
-def test_of_several_stop_ids_the_first_counts(folder):
-    edit(folder, eos_token_id=[7, 9])
-    assert read_model_folder(folder, 64).stop_token_id == 7
+def test_every_stop_id_of_every_file_counts(folder):
+    """Llama 3 instruct names three; others name the one that is used in generation_config.json."""
+    edit(folder, eos_token_id=[9, 7])
+    (folder / "tokenizer_config.json").unlink()  # which names another one
+    assert read_model_folder(folder, 64).stop_token_ids == (7, 9)
+    for given, want in ((11, (7, 9, 11)), ([3, 7], (3, 7, 9)), (None, (7, 9))):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
+        assert read_model_folder(folder, 64).stop_token_ids == want
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    assert read_model_folder(folder, 64).stop_token_ids == tuple(sorted({7, 9, EOS_ID}))
+
+
+@pytest.mark.parametrize("stop", [80, -1, True, "7", [7, 80]])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a_stop_id_that_is_none_is_named_with_its_file(folder, file, stop):
+    values = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps(values | {"eos_token_id": stop}))
+    assert f"{file}: eos_token_id" in message_of(folder)
+
+
+def test_ids_of_the_config_stop_too(folder, caplog):
+    model = read_model_folder(folder, 64)
+    with caplog.at_level("INFO"):
+        told = with_stop_tokens(load_config(["--rollout.stop_token_ids", "[3]"]).config, model)
+    assert told.stop_token_ids == tuple(sorted({3, EOS_ID}))
+    assert "'<eos>' (1) or ' ' (3) or after 352 tokens; no special token" in caplog.text
+    with pytest.raises(ConfigError, match="80 is not below the model's vocab_size = 80"):
+        with_stop_tokens(load_config(["--rollout.stop_token_ids", "[80]"]).config, model)
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(folder):
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text())
+    values["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    values["padding"] = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }
+    file.write_text(json.dumps(values))
+    assert len(read_model_folder(folder, 64).tokenizer.encode("00k\n").ids) == 4
 
 
 @pytest.mark.parametrize("eos", ["<eos>", {"content": "<eos>"}])
@@ -133,7 +180,7 @@ def test_of_several_stop_ids_the_first_counts(folder):
 def test_the_stop_id_may_come_from_the_tokenizer(folder, eos, missing):
     edit(folder, eos_token_id=missing)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
-    assert read_model_folder(folder, 64).stop_token_id == EOS_ID
+    assert read_model_folder(folder, 64).stop_token_ids == (EOS_ID,)
 
 
 def test_a_model_without_a_stop_id(folder):

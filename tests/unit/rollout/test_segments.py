@@ -219,7 +219,7 @@ def test_the_tokens_alone_decide_how_far_a_response_is(response, limit, status):
 
     PR03: so does the limit. PR15: nothing generated is unfinished.
     """
-    assert status_after(response, stop_token_id=EOS, max_tokens=limit) is status
+    assert status_after(response, stop_token_ids=(EOS,), max_tokens=limit) is status
 
 
 def test_the_budget_of_the_next_request_is_what_is_left_of_the_response():
@@ -228,14 +228,14 @@ def test_the_budget_of_the_next_request_is_what_is_left_of_the_response():
     budget = 10 - len(made["response_ids"])
     assert budget == 3
     append_segment(made, [20] * budget, [-1.0] * budget, policy_version=1, seed=1)
-    status = status_after(made["response_ids"].tolist(), stop_token_id=EOS, max_tokens=10)
+    status = status_after(made["response_ids"].tolist(), stop_token_ids=(EOS,), max_tokens=10)
     assert status is Status.LENGTH
 
 
 def test_a_response_above_the_limit_is_refused():
     """PR01: the full budget asked for again would give 7 + 10 = 17 tokens."""
     with pytest.raises(RolloutError, match="17 tokens is above the limit of 10"):
-        status_after([1] * 17, stop_token_id=EOS, max_tokens=10)
+        status_after([1] * 17, stop_token_ids=(EOS,), max_tokens=10)
 
 
 def test_an_outcome_is_stored_with_its_reward():
