@@ -264,11 +264,11 @@ def _throughput(run: Run) -> Throughput:
     policy, gpu = run.policy, None
     if policy.device.type != "cpu":
         gpu = GpuFigures(
-            flops_per_token=policy.flops_per_token,
-            peak_flops=policy.peak_flops,
-            num_ranks=Ranks.world().size,
+            flops=policy.flops, peak_flops=policy.peak_flops, num_ranks=Ranks.world().size
         )
-    return Throughput(weight_sync=run.weight_sync, gpu=gpu)
+        run.engine.before_memory_changes = gpu.sample
+    tensor = run.config.parallelism.tensor_parallel
+    return Throughput(weight_sync=run.weight_sync, gpu=gpu, tensor_parallel=tensor)
 
 
 def _scorer(

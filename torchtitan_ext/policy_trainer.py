@@ -95,9 +95,11 @@ class PolicyTrainer(Trainer):
         return None if mesh is None else mesh.get_group()
 
     @property
-    def flops_per_token(self) -> int:
-        """Of forward and backward for one token in a row of the longest sequence."""
-        return self.metrics_processor.num_flops_per_token
+    def flops(self) -> tuple[int, int]:
+        """Of forward and backward for a token: in matrices, in attention per token attended to."""
+        count = self.model_config.get_nparams_and_flops
+        matrices, with_one = (count(self.model, length)[1] for length in (0, 1))
+        return matrices, with_one - matrices
 
     @property
     def peak_flops(self) -> float:

@@ -3,7 +3,7 @@
 `vllm_engine.py` holds the real one and tests hold fakes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -65,6 +65,9 @@ class RolloutEngine(Protocol):
 
     num_lost_tokens: int
     """Tokens under way at the last pause, which nobody has seen and which are sampled again."""
+
+    before_memory_changes: Callable[[], None]
+    """Called before memory is given up or taken back, by whoever measures what is in use."""
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request; `step` works on it."""

@@ -5,7 +5,7 @@ Sampling settings come from the requests alone; a model's `generation_config.jso
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -120,6 +120,7 @@ class VllmEngine:
             vllm_gpu.check_device(self._model(), device)
         self._sleeps = settings.sleep and not on_cpu
         self._asleep: set[EngineMemory] = set()
+        self.before_memory_changes: Callable[[], None] = lambda: None
         self.num_preemptions = self.num_lost_tokens = 0
         self._count_preemptions()
         num_parameters = sum(p.numel() for p in self._model().parameters())
@@ -155,6 +156,7 @@ class VllmEngine:
         if self.num_unfinished:
             raise RolloutError(f"engine sent to sleep while {self.num_unfinished} requests run")
         if self._sleeps and not self._asleep:
+            self.before_memory_changes()
             self._engine.sleep(level=2)
         self._asleep = {"weights", "kv_cache"}
 
@@ -163,6 +165,7 @@ class VllmEngine:
         if memory not in self._asleep:
             return
         if self._sleeps:
+            self.before_memory_changes()
             self._engine.wake_up([memory])
         self._asleep.discard(memory)
 

@@ -36,7 +36,7 @@ METRICS: dict[str, Metric] = {
     "train/gate_mean": Metric("1", "mean weight of the losses that gate instead of clipping"),
     "train/num_tokens": Metric("tokens", "tokens in the loss, all ranks"),
     "train/num_micro_batches": Metric("count", "forward and backward passes per rank"),
-    "train/mfu": Metric("share", "of the GPUs' peak, by loss tokens, in the train phase"),
+    "train/mfu": Metric("share", "of the GPUs' peak flops, by tokens trained, in the train phase"),
     "train/tokens_per_s": Metric("tokens/s", "loss tokens over the seconds of the train phase"),
     # Rollouts that fed this step.
     "rollout/response_tokens_mean": Metric("tokens", "mean response length"),
@@ -147,7 +147,7 @@ METRICS: dict[str, Metric] = {
     "eval/truncated_frac": Metric("share", "sampled responses cut at the length limit"),
     # The run itself.
     "memory/rss_gib": Metric("GiB", "resident memory of the largest rank"),
-    "memory/gpu_peak_gib": Metric("GiB", "most GPU memory allocated in the step, fullest rank"),
+    "memory/gpu_peak_gib": Metric("GiB", "most of a GPU in use in the step, libraries included"),
     "memory/gpu_reserved_peak_gib": Metric("GiB", "the same with what the allocator keeps free"),
     "memory/gpu_alloc_retries": Metric("count", "times the allocator had to free memory first"),
     "progress/epoch": Metric("epochs", "passes over the training prompts, from 0"),

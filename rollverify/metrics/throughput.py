@@ -7,6 +7,7 @@ from rollverify.engine.weight_sync import WeightSync
 from rollverify.hooks import StepState, hook_time_key
 from rollverify.metrics.gpu import GpuFigures
 from rollverify.ranks import Ranks
+from rollverify.rollout.trajectory import num_fed_tokens
 
 GIB = 2**30
 PAGE_BYTES = 4096
@@ -31,14 +32,18 @@ class Throughput:
     gpu: GpuFigures | None = None
     """None on CPUs."""
 
+    tensor_parallel: int = 1
+    """Ranks that train on the same sequences."""
+
     _preemptions: int = field(default=0, init=False)
 
     def __call__(self, state: StepState) -> None:
         """Add the figures. Collective over the world."""
         preemptions = self.weight_sync.engine.num_preemptions
         new, self._preemptions = preemptions - self._preemptions, preemptions
+        work = self.gpu.work(map(num_fed_tokens, state.finished)) if self.gpu else 0.0
         sums, maxima = Ranks.world().reduce(
-            {"rollout/preemptions": float(new)},
+            {"rollout/preemptions": float(new), "work": work},
             {
                 "memory/rss_gib": resident_gib(),
                 "sync/parity_abs_max": self.weight_sync.parity_abs_max,
@@ -47,14 +52,14 @@ class Throughput:
             },
         )
         metrics = state.metrics
+        work = sums.pop("work") / self.tensor_parallel
         metrics |= sums | maxima
         hooks_s = (metrics.get(hook_time_key(name), 0.0) for name in SCORING_HOOKS)
         rollout_s = state.phase_s["rollout"] - sum(hooks_s)
         metrics["rollout/tokens_per_s"] = metrics["rollout/num_tokens"] / rollout_s
         metrics["train/tokens_per_s"] = metrics["train/num_tokens"] / state.phase_s["train"]
         if self.gpu is not None:
-            num_tokens, train_s = metrics["train/num_tokens"], state.phase_s["train"]
-            metrics["train/mfu"] = self.gpu.utilisation(num_tokens, train_s)
+            metrics["train/mfu"] = self.gpu.utilisation(work, state.phase_s["train"])
         metrics["progress/policy_version"] = state.policy_version
         if "verification/scoring_s" in metrics:
             self._add_verification(state)

@@ -8,6 +8,7 @@ from support.tiny_models import tiny_folder
 
 from rollverify.config.tables import EngineConfig
 from rollverify.engine.memory import engine_share
+from rollverify.engine.vllm_engine import VllmEngine
 from rollverify.engine.vllm_gpu import (
     TrainerDeviceExecutor,
     check_device,
@@ -94,3 +95,21 @@ def test_too_little_memory_is_one_line_before_weights_are_read(gpu, tmp_path) ->
     gpu(0, free=20, total=80)
     with pytest.raises(ConfigError, match=r"0\.50 asks for 40\.0; lower it"):
         gpu_arguments(str(folder), EngineConfig(gpu_memory_utilization=0.5), has_experts=False)
+
+
+def test_memory_is_looked_at_before_it_changes_hands() -> None:
+    events: list[object] = []
+    engine = VllmEngine.__new__(VllmEngine)
+    engine._engine = SimpleNamespace(
+        get_num_unfinished_requests=lambda: 0,
+        sleep=lambda level: events.append(f"sleep {level}"),
+        wake_up=events.append,
+    )
+    engine._sleeps, engine._asleep = True, set()
+    engine.before_memory_changes = lambda: events.append("look")
+    engine.sleep()
+    engine.sleep()
+    engine.wake("weights")
+    engine.wake("weights")
+    engine.wake("kv_cache")
+    assert events == ["look", "sleep 2", "look", ["weights"], "look", ["kv_cache"]]

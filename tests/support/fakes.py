@@ -62,6 +62,7 @@ class FakeEngine:
         self.num_calls = 0
         self.num_steps = 0
         self.num_preemptions = self.num_lost_tokens = 0
+        self.before_memory_changes: Callable[[], None] = lambda: None
         self._running: dict[str, tuple[GenerationRequest, list[int]]] = {}
 
     def add_request(self, request: GenerationRequest) -> None:
