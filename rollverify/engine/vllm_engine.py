@@ -163,6 +163,7 @@ class VllmEngine:
         if memory not in self._asleep:
             return
         if self._sleeps:
+            torch.cuda.empty_cache()  # The trainer's allocator keeps what its activations took.
             self._engine.wake_up([memory])
         self._asleep.discard(memory)
 
