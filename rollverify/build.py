@@ -92,7 +92,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     Raises:
         UserError: for anything the user can cure.
     """
-    set_defaults(deterministic=config.run.deterministic)
+    set_defaults(deterministic=config.run.deterministic and torch.cuda.is_available())
     check_devices(config)
     # What the user can cure is found before anything large is loaded: a loss of one's own, too.
     objective = Objective(loss=config.loss, correction=config.correction, kl=config.kl)

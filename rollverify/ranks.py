@@ -3,6 +3,7 @@
 Means and percentiles cannot be added up: sum numerators and denominators, or join the values.
 """
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,15 +110,35 @@ class Ranks:
         """The first rank's value; anything that can be pickled."""
         return self.gather(value)[0]
 
-    def send(self, value: object, to: int) -> None:
-        """Send what can be pickled to one of these ranks, which calls `receive`."""
-        dist.send_object_list([value], group=self.group, dst=self._global(to))
+    def send(self, items: Sequence[dict[str, Tensor]], to: int) -> None:
+        """Send named CPU tensors to one of these ranks, which calls `receive`.
 
-    def receive(self, source: int) -> Any:
+        Their bytes go as one tensor: pickled, 25 MB took ten times as long.
+        """
+        layout = [{name: (t.dtype, tuple(t.shape)) for name, t in item.items()} for item in items]
+        parts = [_bytes_of(tensor) for item in items for tensor in item.values()]
+        dist.send_object_list([layout], group=self.group, dst=self._global(to))
+        dist.send(torch.cat([_NOTHING, *parts]), self._global(to), group=self.group)
+
+    def receive(self, source: int) -> list[dict[str, Tensor]]:
         """What one of these ranks sends."""
         box: list[Any] = [None]
         dist.recv_object_list(box, group=self.group, src=self._global(source))
-        return box[0]
+        layout: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = box[0]
+        sizes = [
+            math.prod(shape) * dtype.itemsize for item in layout for dtype, shape in item.values()
+        ]
+        received = torch.empty(sum(sizes), dtype=torch.uint8)
+        dist.recv(received, self._global(source), group=self.group)
+        parts = iter(received.split(sizes))
+        # Copies: each tensor begins where its type may, and keeps no more than itself alive.
+        return [
+            {
+                name: next(parts).clone().view(dtype).view(shape)
+                for name, (dtype, shape) in item.items()
+            }
+            for item in layout
+        ]
 
     def agree(self, action: Callable[[], T]) -> list[T]:
         """Run `action` on every rank, results by rank; none waits for one on which it failed.
@@ -164,3 +185,10 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

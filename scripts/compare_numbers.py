@@ -2,7 +2,8 @@
 
 A change of structure moves no number: `metrics.jsonl` without times, `cuts.jsonl` and the final
 weights of the dense job, its mixture-of-experts twin and a job of two ranks are compared bit for
-bit. The other commit's runs are kept in outputs/compare/<commit> and made once.
+bit. Metrics that only one side has are named and left out. The other commit's runs are kept in
+outputs/compare/<commit> and made once.
 
     python scripts/compare_numbers.py <commit> [job ...]
 """
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,7 +57,7 @@ def run_job(tree: Path, outputs: Path, job: str) -> Path:
     return next((outputs / job).glob("*/report.txt")).parent
 
 
-def numbers_of(run: Path) -> dict[str, list[str] | bytes]:
+def numbers_of(run: Path) -> dict[str, Any]:
     """What must be equal: metric lines without times, cut lines, bytes of the weights."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     metrics = [
@@ -69,6 +71,17 @@ def numbers_of(run: Path) -> dict[str, list[str] | bytes]:
         "cuts.jsonl": cuts,
         "weights": b"".join(file.read_bytes() for file in weights),
     }
+
+
+def without_new_metrics(there: list[str], here: list[str]) -> tuple[list[str], list[str], set[str]]:
+    """Metric lines of both sides without the keys that a side never has, and those keys."""
+    old, new = ([json.loads(line) for line in lines] for lines in (there, here))
+    only = {key for row in old for key in row} ^ {key for row in new for key in row}
+    kept = [
+        [json.dumps({k: v for k, v in row.items() if k not in only}) for row in rows]
+        for rows in (old, new)
+    ]
+    return kept[0], kept[1], only
 
 
 def first_difference(there: list[str] | bytes, here: list[str] | bytes) -> str:
@@ -100,6 +113,10 @@ def main() -> int:
     for job in arguments.jobs or JOBS:
         old = numbers_of(run_job(tree, there, job))
         new = numbers_of(run_job(ROOT, here, job))
+        lines = without_new_metrics(old["metrics.jsonl"], new["metrics.jsonl"])
+        old["metrics.jsonl"], new["metrics.jsonl"], only = lines
+        if only:
+            print(f"{job}: on one side only: {', '.join(sorted(only))}")
         for name in old:
             equal = old[name] == new[name]
             failed |= not equal

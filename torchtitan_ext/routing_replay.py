@@ -103,7 +103,7 @@ class RoutingReplay:
         choice for `count` or `own_choice`. RoutingReplayError if ids do not fit row or model.
         """
         if ids is not None:
-            ids_LTK = self._checked(ids, num_tokens).to(self._device).long()
+            ids_LTK = self._checked(ids, num_tokens).long()
             for layer_ids, router in zip(ids_LTK, self.routers.values(), strict=True):
                 router.replayed_ids = layer_ids[None]
         self._watch(watched)
@@ -181,7 +181,7 @@ class RoutingReplay:
                 f"{self._num_layers} with {self._top_k}"
             )
         picked = ids if num_layers == len(self.routers) else ids[:, list(self.routers)]
-        ids_LTK = picked.transpose(0, 1).contiguous()
+        ids_LTK = picked.to(self._device).transpose(0, 1).contiguous()  # checked where it is fast
         self._check_values(ids_LTK)
         return ids_LTK
 

@@ -24,7 +24,6 @@ ENGINE_OPTIONS_SET_ELSEWHERE = {
     "async_scheduling": "it follows from the device; remove it",
     "cpu_offload_gb": "weights are rewritten in place, so they must be on the GPU; remove it",
     "data_parallel_size": "every rank has an engine of its own; remove it",
-    "disable_log_stats": "preemptions are counted from them; remove it",
     "distributed_executor_backend": "the engine lives in the trainer's process; remove it",
     "dtype": "set engine.dtype instead",
     "enable_chunked_prefill": "it follows from the device; remove it",

@@ -121,7 +121,6 @@ class VllmEngine:
         self._sleeps = settings.sleep and not on_cpu
         self._asleep: set[EngineMemory] = set()
         self.before_memory_changes: Callable[[], None] = lambda: None
-        self.num_preemptions = self.num_lost_tokens = 0
         self._count_preemptions()
         num_parameters = sum(p.numel() for p in self._model().parameters())
         self._threads = StepThreads(settings.num_cpu_threads, num_parameters, on_cpu=on_cpu)
@@ -143,6 +142,7 @@ class VllmEngine:
         return self._engine.engine_core.engine_core.scheduler
 
     def _count_preemptions(self) -> None:
+        self.num_preemptions = self.num_lost_tokens = 0
         preempt = self._scheduler._preempt_request
 
         def counted(*args: Any, **kwargs: Any) -> None:
@@ -166,6 +166,7 @@ class VllmEngine:
             return
         if self._sleeps:
             self.before_memory_changes()
+            torch.cuda.empty_cache()  # The trainer's allocator keeps what its activations took.
             self._engine.wake_up([memory])
         self._asleep.discard(memory)
 

@@ -31,6 +31,7 @@ def gpu_arguments(
 
     `reserved` bytes of it are the trainer's: its optimizer has its state only after a step.
     """
+    torch.cuda.empty_cache()  # what the trainer has given up counts as taken until then
     free, total = torch.cuda.mem_get_info()
     free -= reserved
     share = settings.gpu_memory_utilization or engine_share(free, total, settings.sleep)

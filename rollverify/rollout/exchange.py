@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-import torch
 from tensordict import TensorDict
 
 from rollverify.errors import RolloutError
@@ -99,11 +98,11 @@ def exchange(
     for source, target in sorted({(source, target) for _, source, target in moves}):
         ids = [g for g, *pair in moves if pair == [source, target]]
         if ranks.rank == source:
-            ranks.send([[t.to_dict() for t in groups.pop(g)] for g in ids], target)
+            ranks.send([t.to_dict() for g in ids for t in groups.pop(g)], target)
         elif ranks.rank == target:
-            parcel: list[list[dict[str, torch.Tensor]]] = ranks.receive(source)
-            for g, members in zip(ids, parcel, strict=True):
-                groups[g] = [TensorDict(values, batch_size=[]) for values in members]
+            for values in ranks.receive(source):
+                member = TensorDict(values, batch_size=[])
+                groups.setdefault(int(member["group_id"]), []).append(member)
     return dict(sorted(groups.items()))
 
 

@@ -11,6 +11,14 @@ import torch.distributed as dist
 
 from rollverify.ranks import Ranks
 
+PARCEL = [
+    {"flags": torch.tensor([True, False, True]), "number": torch.tensor(2**40)},
+    {},
+    {"experts": torch.arange(24, dtype=torch.uint8).view(2, 3, 4).transpose(0, 2)},
+    {"nothing": torch.zeros(0), "nan": torch.tensor([1.5, float("inf")])},
+]
+"""Types whose bytes do not line up, no values, a tensor that is not contiguous."""
+
 
 def main(rank: int, world_size: int, folder: Path) -> None:
     ranks = Ranks.of(dist.group.WORLD)
@@ -30,5 +38,13 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         rows = [torch.tensor([10.0]), torch.tensor([11.0, 12.0, 13.0])]
     gathered = [values.tolist() for values in ranks.join(rows)]
     nothing = [values.tolist() for values in ranks.join([torch.zeros(0)])]
+    if rank == 0:
+        ranks.send(PARCEL, 1)
+    else:
+        received = ranks.receive(0)
+        assert [item.keys() for item in received] == [item.keys() for item in PARCEL]
+        for got, want in zip(received, PARCEL, strict=True):
+            for name, tensor in want.items():
+                assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
     result = [reduced, only_maxima, only_sums, error, gathered, nothing]
     (folder / f"{rank}.json").write_text(json.dumps(result))
