@@ -30,8 +30,8 @@ def train(run: "Run") -> None:
         # 1. Rollout: fill F_k under policy k; what is left over is U_k.
         with recorder.phase("rollout", state):
             state.finished, state.unfinished = rollouter.collect(state.policy_version)
+            run.engine.sleep()  # The hooks score with the trainer, which needs the memory.
             hooks.run(HookPoint.AFTER_ROLLOUT, state)
-            run.engine.sleep()
 
         # 2. Train: one optimizer step on F_k; the trainer now holds policy k + 1.
         with recorder.phase("train", state):

@@ -165,8 +165,8 @@ def test_hooks_run_inside_their_phase_and_see_the_version_of_that_moment(tmp_pat
     train(run)
     assert events == [
         "rollout@0",
-        "at_after_rollout [] 0",
         "sleep",
+        "at_after_rollout [] 0",
         "train@0",
         "at_after_train ['rollout'] 1",
         "verify@1",
