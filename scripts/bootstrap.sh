@@ -5,7 +5,7 @@
 # names the repository; .venv holds a .pth file that does so too, for those who activate it by hand.
 
 rv_say() { printf '[setup] %s\n' "$*" >&2; }
-rv_fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+rv_fail() { printf 'error: %s\n' "$1" >&2; exit "${2:-1}"; }
 
 rv_step() {  # MESSAGE COMMAND...: output to the log; on failure its last lines, then exit
     rv_say "$1 ..."
@@ -51,8 +51,7 @@ rv_find_cpu_torch() {  # a CPU build from where pip looks, else from PyTorch's o
         "$rv_uv" pip compile -q --no-deps --python "$ROLLVERIFY_PYTHON" ${rv_backend:+"$rv_backend"} - \
             <<<"$rv_torch" 2>>"$rv_log" | grep -q +cpu && return
     done
-    rv_backend=
-    rv_say "found no CPU build of torch where pip looks or in PyTorch's index: taking its CUDA build of several GB"
+    rv_backend=""; rv_say "found no CPU build of torch where pip looks or in PyTorch's index: taking its CUDA build of several GB"
 }
 
 rv_install() {  # what is there already is kept; the stamp comes last
@@ -67,9 +66,8 @@ rv_install() {  # what is there already is kept; the stamp comes last
     if rv_find_uv; then
         install=("$rv_uv" pip install --python "$ROLLVERIFY_PYTHON")
         [ "$rv_flavour" = cuda ] || rv_find_cpu_torch
-        # Where Python writes no bytecode, each start would compile torch and vLLM anew (some 10 s).
         rv_step "$what" "$rv_uv" pip sync ${PYTHONDONTWRITEBYTECODE:+--compile-bytecode} \
-            --python "$ROLLVERIFY_PYTHON" ${rv_backend:+"$rv_backend"} "${rv_locks[@]}"
+            --python "$ROLLVERIFY_PYTHON" ${rv_backend:+"$rv_backend"} "${rv_locks[@]}"  # else each start compiles
     else
         install=("${rv_pip[@]}" install)
         for lock in "${rv_locks[@]}"; do rv_step "$what: ${lock##*/}" "${install[@]}" --no-deps -r "$lock"; done
@@ -122,7 +120,7 @@ rv_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 rv_venv=$rv_root/.venv; rv_log=$rv_venv/install.log
 [[ $(uname -sm) == Linux\ @(x86_64|aarch64) ]] || rv_fail "RollVerify needs Linux on x86_64 or aarch64: vLLM has no wheel for $(uname -s) on $(uname -m)"
 rv_flavour=${ROLLVERIFY_DEVICE:-$([[ $(nvidia-smi -L 2>&1) == GPU* ]] && echo cuda || echo cpu)}
-[[ $rv_flavour == @(cpu|cuda) ]] || rv_fail "ROLLVERIFY_DEVICE must be cpu or cuda, got '$rv_flavour'"
+[[ $rv_flavour == @(cpu|cuda) ]] || rv_fail "ROLLVERIFY_DEVICE must be cpu or cuda, got '$rv_flavour'" 2
 rv_choose_python "${1:-}"
 
 export ROLLVERIFY_PYTHON ROLLVERIFY_DEVICE=$rv_flavour

@@ -53,6 +53,12 @@ def answer_of(row: Row, columns: Columns, answer_format: AnswerFormat) -> str:
     return _whole_number(text, name, row.place) if answer_format == "integer" else text
 
 
+def lacks_answer(row: Row, columns: Columns) -> bool:
+    """Whether the column of the answer is there and says nothing, as in some published sets."""
+    value = next((v for n in columns.answer if (v := _lookup(row.values, n)) is not _MISSING), 0)
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
 def id_of(row: Row, columns: Columns) -> str:
     """The row's id; a DataError if it is neither text nor integer, or missing though needed."""
     if columns.requires_id:

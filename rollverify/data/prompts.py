@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rollverify.data.columns import answer_of, id_of, prompt_of
+from rollverify.data.columns import answer_of, id_of, lacks_answer, prompt_of
 from rollverify.data.rows import EXAMPLE, Row, read_hub_rows, read_rows
 from rollverify.data.sources import PromptSource
 from rollverify.data.templates import fill, unfill
@@ -48,6 +48,8 @@ class PromptSet:
     """At least one; ids are unique."""
     places: list[str] = field(default_factory=list[str])
     """Where each stands, for messages: "file:LINE" or "dataset, row ROW"."""
+    unanswered: list[str] = field(default_factory=list[str])
+    """Places of rows that were left out because they have no answer."""
     num_rows: int = 0
     """Rows read, duplicates included."""
     num_duplicates: int = 0
@@ -83,6 +85,9 @@ def read_prompt_set(source: PromptSource, wrap: Callable[[str], str] | None = No
     place_of_id: dict[str, str] = {}
     for row in _rows_of(source):
         found.num_rows += 1
+        if lacks_answer(row, source.columns):
+            found.unanswered.append(row.place)
+            continue
         problem = _problem_of(row, source)
         answer = answer_of(row, source.columns, source.answer_format)
         key = hashlib.blake2b(" ".join(problem.split()).encode(), digest_size=16).digest()
@@ -101,8 +106,22 @@ def read_prompt_set(source: PromptSource, wrap: Callable[[str], str] | None = No
             )
         found.prompts.append(prompt)
         found.places.append(row.place)
+    if not found.prompts and found.unanswered:
+        raise DataError(
+            f"{found.unanswered[0]}: the answer is empty, as in every row; fill it in or name "
+            f"another column in {source.columns.setting}"
+        )
     if not found.prompts:
         raise DataError(f"{source.location} is empty; give it lines like {EXAMPLE}")
+    if found.unanswered:
+        logger.warning(
+            "%s: %d of %d rows of %s have no answer and are left out, the first is %s",
+            source.setting,
+            len(found.unanswered),
+            found.num_rows,
+            source.location,
+            found.unanswered[0],
+        )
     if found.num_duplicates:
         logger.info(
             "%s: %d of %d rows of %s repeat an earlier prompt (%d with another answer) and are %s",

@@ -27,6 +27,9 @@ class GenerationStats:
     num_resumed: int = 0
     """Requests for the rest of a response."""
 
+    tokens_resumed: int = 0
+    """Prompt and response of these, which the engine reads again."""
+
     slot_steps: int = 0
     """Requests unfinished, capped at the engine's slots, summed over steps."""
 

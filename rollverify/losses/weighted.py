@@ -59,7 +59,8 @@ def m2po(inputs: LossInputs, settings: M2po) -> tuple[Tensor, Diagnostics]:
     limit = inputs.limit
     if limit is None:
         limit = second_moment_limit(squares_T[inputs.loss_mask], settings.threshold)
-    is_dropped_T = squares_T >= limit
+    # In float64, as the limit: rounded to float32 it may fall on the smaller of two neighbours.
+    is_dropped_T = squares_T.double() >= limit
     kept_T = torch.where(is_dropped_T, 0.0, log_ratio_T.exp())
     flags = token_flags(inputs, is_masked=is_dropped_T)
     return -masked_advantages(inputs) * kept_T, flags

@@ -61,6 +61,9 @@ METRICS: dict[str, Metric] = {
         "count", "responses computed again after they made room in the cache, all ranks"
     ),
     "rollout/num_resumed": Metric("count", "requests for the rest of a response, all ranks"),
+    "rollout/tokens_resumed": Metric(
+        "tokens", "prompts and responses that the engine read again to resume them, all ranks"
+    ),
     "rollout/num_started": Metric("count", "responses begun for the first time, all ranks"),
     "rollout/tokens_to_regenerate": Metric(
         "tokens", "cut or discarded in this step and sampled again in the next phase, all ranks"

@@ -83,6 +83,7 @@ class RolloutMetrics:
             "capacity": float(stats.capacity),
             "lost": float(stats.num_lost),
             "resumed": float(stats.num_resumed),
+            "tokens_resumed": float(stats.tokens_resumed),
             "started": float(stats.num_started),
             "groups": float(len({int(t["group_id"]) for t in finished})),
         }
@@ -138,6 +139,7 @@ class RolloutMetrics:
             "rollout/num_tokens": sums["tokens"],
             "rollout/tokens_lost_at_pause": sums["lost"],
             "rollout/num_resumed": sums["resumed"],
+            "rollout/tokens_resumed": sums["tokens_resumed"],
             "rollout/num_started": sums["started"],
             "rollout/idle_slot_steps": sums["capacity"] - sums["slot_steps"],
             "rollout/engine_busy_frac": sums["slot_steps"] / max(1.0, sums["capacity"]),

@@ -126,7 +126,9 @@ class RequestLoop:
         except Exception as error:  # Whatever vLLM raises.
             raise EngineFailedError(_failure([trajectory], error)) from error
         self._in_flight[name] = (trajectory, request.seed)
-        self.stats.num_resumed += len(response) > 0
+        if len(response):
+            self.stats.num_resumed += 1
+            self.stats.tokens_resumed += len(request.token_ids)
         self.stats.num_started += num_requests == 0
 
     def step(self) -> list[TensorDict]:

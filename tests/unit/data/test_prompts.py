@@ -75,9 +75,9 @@ def test_load_splits_at_newlines_only(prompt_file):
         (GOOD + '\n{"prompt": "x"}', r":2: key 'answer' is missing"),
         ('{"prompt": 3, "answer": "b"}', r":1: 'prompt' must be a string, got int 3"),
         ('{"prompt": "x", "answer": true}', r":1: 'answer' must be a string, got bool True"),
-        ('{"prompt": "x", "answer": null}', r":1: 'answer' must be a string, got NoneType"),
+        ('{"prompt": "x", "answer": null}', r":1: the answer is empty, as in every row"),
         ('{"prompt": "", "answer": "b"}', r":1: 'prompt' is empty"),
-        ('{"prompt": "x", "answer": " "}', r":1: 'answer' is empty"),  # RW03
+        ('{"prompt": "x", "answer": " "}', r":1: the answer is empty, as in every row"),  # RW03
         ('{"id": true, "prompt": "x", "answer": "b"}', r":1: 'id' must be a string or an integer"),
         (GOOD + "\n" + GOOD, r":2: id 'a' is already used by .*set\.jsonl:1; make ids unique"),
         (
@@ -91,6 +91,17 @@ def test_bad_file_gives_one_line_naming_the_place(prompt_file, content, message)
     with pytest.raises(DataError, match=message) as caught:
         load_prompts(prompt_file(content))
     assert "\n" not in str(caught.value)
+
+
+def test_rows_without_an_answer_are_left_out_and_counted(prompt_file, caplog):
+    """As published sets have some; a row that lacks the column is a mistake of the file."""
+    rows = ['{"prompt": "a", "answer": "1"}', '{"prompt": "b", "answer": ""}']
+    rows += ['{"prompt": "c", "answer": null}', '{"prompt": "d", "answer": "2"}']
+    with caplog.at_level("WARNING"):
+        prompts = load_prompts(prompt_file("\n".join(rows)))
+    assert [(one.text, one.prompt_id) for one in prompts] == [("a", "1"), ("d", "4")]
+    (line,) = caplog.messages
+    assert "2 of 4 rows of" in line and line.endswith("set.jsonl:2")
 
 
 def test_missing_file_and_folder_are_named(tmp_path):

@@ -302,6 +302,14 @@ def test_the_product_of_vespo_is_bounded():
     assert found["gate"].tolist() == pytest.approx([math.exp(20.0)] * 2)
 
 
+def test_m2po_keeps_the_smaller_of_two_neighbours():
+    """Both squares are above the threshold, one float32 step apart; the smallest always stays."""
+    ratios = torch.tensor([1.5130938291549683, 1.5130939483642578])
+    inputs = loss_inputs(ratios, [[0.0, 0.0]], [[0.0, 0.0]], [1.0], [[1, 1]], torch.float32)
+    _, flags = token_loss("m2po", inputs)
+    assert flags["is_masked"].tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(("denominator", "kept"), M2PO_KEPT)
 def test_m2po_keeps_the_worked_tokens(denominator, kept):
     inputs = loss_inputs(LP_NEW, LOG_PROBS[denominator], LP_ROLL, *WORKED)
