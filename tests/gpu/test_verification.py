@@ -22,10 +22,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.vllm]
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     root = tmp_path_factory.mktemp("verification")
     folder = tiny_folder(root / "model", max_position_embeddings=MAX_MODEL_LEN)
-    made = bfloat16_pair(folder, root / "run")
-    made.sync.push(0)
-    yield made
-    made.engine.close()
+    with bfloat16_pair(folder, root / "run") as made:
+        yield made
 
 
 def test_nothing_is_cut_when_nothing_was_learned(pair: Pair, tmp_path: Path) -> None:
