@@ -96,8 +96,9 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     check_devices(config)
     # What the user can cure is found before anything large is loaded: a loss of one's own, too.
     objective = Objective(loss=config.loss, correction=config.correction, kl=config.kl)
-    model = with_stop_tokens(config, _model_folder(config))
+    model = _model_folder(config)
     check_expert_settings(model, config.routing_replay.mode, config.parallelism.expert_parallel)
+    model = with_stop_tokens(config, model)
     reward = make_run_reward(config)
     prompts, encoded, test = load_inputs(config, model, reward)
     world = _join_world()
