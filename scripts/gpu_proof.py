@@ -51,10 +51,10 @@ VARYING = ("time/", "memory/", "sync/push_s", "rollout/tokens_per_s", "train/tok
 VARYING += ("verification/scan_s", "verification/scoring_s", "verification/step_frac", "train/mfu")
 
 PLANNED_FOR = {
-    "rollout": ("decoding",),
+    "rollout": ("rollout",),
     "train": ("training", "optimizer step"),
     "verify": ("training",),
-    "sync": ("weight sync", "decoding"),
+    "sync": ("weight sync", "rollout"),
 }
 """Phases of the plan whose memory a phase of the loop may take."""
 

@@ -145,7 +145,7 @@ def test_rates_by_hand(proof) -> None:
 
 @pytest.mark.parametrize("first", ["GiB", "GiB of 80.0"])
 def test_the_plan_is_read_and_no_phase_may_take_more(proof, first: str) -> None:
-    names = ("decoding", "weight sync", "training", "optimizer step")
+    names = ("rollout", "weight sync", "training", "optimizer step")
     table = f"  {first:<20}" + "".join(f"{name:>16}" for name in names)
     table += f"\n  {'weights':<20}" + f"{1.0:16.2f}" * 4
     table += f"\n  {'in all':<20}" + "".join(f"{size:16.2f}" for size in (78.1, 3.0, 40.5, 9.0))
