@@ -39,16 +39,22 @@ def print_help(prog: str) -> NoReturn:
     sys.exit(0)
 
 
+_WRITTEN: dict[Any, tuple[str, str]] = {
+    dict: ("{}", "{ KEY = VALUE }"),
+    list: ("[]", "[VALUE, ...]"),
+}
+"""Default, and how values look, of settings that hold several."""
+
+
 def _flags_of(table: str) -> type:
     fields: list[tuple[str, Any, Any]] = []
     for name in dict.fromkeys(key for kind in classes_of(table) for key in kind.model_fields):
         setting = SETTINGS[f"{table}.{name}"]
-        is_table = get_origin(setting.annotation) is dict
-        kind = str if is_table else setting.annotation
-        note = tyro.conf.arg(
-            help=_text(table, name), metavar="{ KEY = VALUE }" if is_table else None
-        )
-        default = dataclasses.field(default="{}" if is_table else setting.default)
+        # Tables and lists are written as in TOML, in one word.
+        empty, shape = _WRITTEN.get(get_origin(setting.annotation), (None, None))
+        kind = setting.annotation if empty is None else str
+        note = tyro.conf.arg(help=_text(table, name), metavar=shape)
+        default = dataclasses.field(default=setting.default if empty is None else empty)
         fields.append((name, Annotated[kind, note], default))  # pyright: ignore
     group = dataclasses.make_dataclass(table, fields, kw_only=True)
     group.__doc__ = classes_of(table)[0].__doc__

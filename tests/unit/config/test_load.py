@@ -148,6 +148,7 @@ def test_help_shows_every_flag_with_its_docstring(capsys: pytest.CaptureFixture[
     assert [key for key in SETTINGS if f"--{key.replace('_', '-')}" not in text] == []
     assert "--config FILE" in text and "--resume [PATH]" in text
     text = " ".join(text.replace("│", " ").split())
+    assert "Undefined" not in text and "--rollout.stop-token-ids [VALUE, ...]" in text
     assert "Number of hidden permutation tables." in text
     assert "Must be > 0, or inf." in text
     assert "gspo, gspo_token: The response's ratio is clipped below" in text
