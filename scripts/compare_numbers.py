@@ -30,7 +30,11 @@ FLAGS = ["--training.steps", "10", "--evaluation.num-problems", "64"]
 
 def is_timing(key: str) -> bool:
     """Whether a metric depends on the clock or the machine."""
-    return key.endswith("_s") or key in ("verification/step_frac", "memory/rss_gib")
+    return (
+        key.endswith("_s")
+        or key.startswith("memory/")
+        or key in ("verification/step_frac", "train/mfu")
+    )
 
 
 def run_job(tree: Path, outputs: Path, job: str) -> Path:

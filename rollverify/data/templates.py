@@ -1,5 +1,6 @@
 """Wordings put around a problem, and the model's own chat template around that."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class ChatTemplate:
         return conversation
 
 
+@cache
 def read_chat_template(folder: Path, system_prompt: str) -> ChatTemplate:
     """The chat template of a Hugging Face model folder; a ConfigError if it has none."""
     from transformers import AutoTokenizer

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollverify.config.tables import Config, TrainingConfig
-from rollverify.engine.memory import engine_share
+from rollverify.engine.memory import GIB, engine_share
 
-GIB = 2**30
 FLOAT32 = 4
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 LIVE_CHUNKS = 4

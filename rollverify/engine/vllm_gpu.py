@@ -1,16 +1,16 @@
 """What vLLM on GPUs needs beside a trainer in the same process: its device, its share of memory."""
 
-from pathlib import Path
+import math
 from typing import Any
 
 import torch
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from rollverify.config.tables import EngineConfig
-from rollverify.engine.memory import engine_share
+from rollverify.engine.memory import GIB, engine_share
 from rollverify.errors import ConfigError
-
-GIB = 2**30
+from torchtitan_ext.models.hf_config import ModelFolderError
+from torchtitan_ext.models.meta import stored_shapes
 
 
 class TrainerDeviceExecutor(UniProcExecutor):
@@ -72,17 +72,11 @@ def check_share(
 
 def weight_bytes(model_folder: str, dtype: str) -> int:
     """Bytes of a folder's weights in the engine's type."""
-    from safetensors import safe_open
-
-    total = 0
-    for path in Path(model_folder).glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (no mapping)
-                size = 1
-                for length in file.get_slice(name).get_shape():
-                    size *= length
-                total += size
-    return total * (4 if dtype == "float32" else 2)
+    try:
+        shapes = stored_shapes(model_folder)
+    except ModelFolderError as error:
+        raise ConfigError(f"model.path: {error}") from error
+    return sum(map(math.prod, shapes.values())) * (4 if dtype == "float32" else 2)
 
 
 def check_device(model: torch.nn.Module, device: int) -> None:

@@ -6,7 +6,7 @@ flipped bit always changes the sum.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor
@@ -38,23 +38,22 @@ def bit_sum(tensor: Tensor) -> Tensor:
     return torch.stack(parts).sum() if parts else bits.new_zeros((), dtype=torch.int64)
 
 
-def engine_name(name: str, own: Iterable[str]) -> str | None:
+def engine_name(name: str, own: Container[str]) -> str | None:
     """The engine's parameter that holds a weight with this Hugging Face name; None: no one does.
 
     `own` are the engine's parameter names.
     """
-    names = set(own)
-    if name in names:
+    if name in own:
         return name
     match = _EXPERT.fullmatch(name) or _STACKED.fullmatch(name)
     if match and match["projection"] in _EXPERT_PARAMETER:
         leaf = _EXPERT_PARAMETER[match["projection"]]
         layer = match["layer"]
         candidates = [f"{layer}.routed_experts.{leaf}", f"{layer}.{leaf}"]
-        return next((one for one in candidates if one in names), None)
+        return next((one for one in candidates if one in own), None)
     parts = [FUSED.get(part, part) for part in name.split(".")]
     fused = ".".join(parts)
-    return fused if fused in names else None
+    return fused if fused in own else None
 
 
 class WeightSums:

@@ -6,9 +6,9 @@ import subprocess
 import torch
 
 from rollverify.config.tables import Config
+from rollverify.engine.memory import GIB
 from rollverify.errors import ConfigError
 
-GIB = 2**30
 BUSY_SHARE = 0.1
 """Of a GPU's memory that others may hold before a run that takes what is free is refused."""
 

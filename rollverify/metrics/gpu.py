@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-GIB = 2**30
+from rollverify.engine.memory import GIB
 
 
 @dataclass(kw_only=True)

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollverify.engine.memory import GIB
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.hooks import StepState, hook_time_key
 from rollverify.metrics.gpu import GpuFigures
 from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import num_fed_tokens
 
-GIB = 2**30
 PAGE_BYTES = 4096
 SCORING_HOOKS = ("anchor_scoring", "packing_noise")
 """Hooks of the rollout phase that generate nothing."""

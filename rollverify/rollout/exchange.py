@@ -96,8 +96,8 @@ def exchange(
     """Carry out the moves of `balance`; return this rank's groups by ascending id. Collective."""
     groups = dict(groups)
     for source, target in sorted({(source, target) for _, source, target in moves}):
-        ids = [g for g, *pair in moves if pair == [source, target]]
         if ranks.rank == source:
+            ids = [g for g, *pair in moves if pair == [source, target]]
             ranks.send([t.to_dict() for g in ids for t in groups.pop(g)], target)
         elif ranks.rank == target:
             for values in ranks.receive(source):
