@@ -26,6 +26,7 @@ from rollverify.engine.model_folder import (
     check_expert_settings,
     read_model_folder,
 )
+from rollverify.engine.shared import SharedEngine
 from rollverify.engine.start import start_engine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.errors import ConfigError
@@ -56,6 +57,7 @@ from rollverify.rollout.ledger import PromptLedger
 from rollverify.rollout.prompt_queue import EncodedPrompt, PromptQueue
 from rollverify.rollout.requests import RequestLoop
 from rollverify.rollout.rollouter import Rollouter
+from rollverify.rollout.twins import Twins, roll_out_ranks
 from rollverify.run import Run, drop_what_may_not_resume, scores_unfinished
 from rollverify.toy.settings import base_folder, is_prepared
 from rollverify.training.policy_update import PolicyUpdate
@@ -106,7 +108,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     folder = resumed or run_folder.create_together(config, world)
 
     policy = _policy_trainer(config, model, folder, is_resumed=resumed is not None)
-    ranks = Ranks.of(policy.data_group)
+    ranks, twins = roll_out_ranks(config.engine.tensor_parallel, config.parallelism.tensor_parallel)
     engine = start_engine(
         model,
         config.engine,
@@ -115,7 +117,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
         record_routing=config.routing_replay.mode == "engine",
         reserved_bytes=policy.optimizer_bytes,
     )
-    rollouts = _rollouts(config, model, engine, prompts, encoded, ranks, reward.num_threads)
+    rollouts = _rollouts(config, model, engine, prompts, encoded, ranks, twins, reward.num_threads)
     evaluation = make_evaluation(config, model, engine, test, ranks, reward) if test else None
     window = AcceptanceWindow(config.switching)
     checkpoint = _checkpoint(config, folder, policy, rollouts, window, evaluation)
@@ -129,7 +131,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
         rank=world.rank,
         policy=policy,
         rollouter=rollouts.rollouter,
-        trainer=_policy_update(config, policy, objective, model.routing, ranks),
+        trainer=_policy_update(config, policy, objective, model.routing, twins),
         weight_sync=_weight_sync(config, engine, policy, model.vocab_size),
         hooks=HookRegistry(),
         recorder=_recorder(config, folder, world, done),
@@ -170,7 +172,7 @@ def _policy_update(
     policy: PolicyTrainer,
     objective: Objective,
     routing: RoutingShape | None,
-    ranks: Ranks,
+    twins: Twins,
 ) -> PolicyUpdate:
     """The optimizer steps; with a reference model only where a KL term needs it."""
     credit = CreditRule(
@@ -187,7 +189,8 @@ def _policy_update(
         reference=ReferencePolicy(policy) if config.kl.coefficient > 0.0 else None,
         replay=config.routing_replay.mode,
         routing=routing,
-        ranks=ranks,
+        ranks=Ranks.of(policy.data_group),
+        twins=twins,
     )
 
 
@@ -201,7 +204,7 @@ def _register_hooks(
 ) -> None:
     """Register every hook; the order here is the order they run in."""
     config, policy, rollouter, done = run.config, run.policy, run.rollouter, run.first_step - 1
-    ranks = Ranks.of(policy.data_group)
+    ranks, data_ranks = rollouter.ranks, Ranks.of(policy.data_group)
     add, against = run.hooks.register, config.verification.against
     is_partial, is_verified = config.method.name != "on_policy", config.method.name == "rollverify"
     replay, measure_every = config.routing_replay.mode, config.routing_replay.measure_every
@@ -211,7 +214,7 @@ def _register_hooks(
         audit_log = AuditLog(run.folder, rank=run.rank, resume_step=done)
 
     replayed = model.routing if replay != "off" else None
-    scorer = _scorer(config, policy, ranks, replayed) if scores_unfinished(config) else None
+    scorer = _scorer(run, replayed) if scores_unfinished(config) else None
 
     rollout_metrics = RolloutMetrics(
         rollouter=rollouter,
@@ -227,7 +230,7 @@ def _register_hooks(
     slot_trace = SlotTrace(rollouter=rollouter, slot_log=slots, ranks=ranks)
     add(HookPoint.AFTER_ROLLOUT, "slot_trace", slot_trace)
     if model.routing is not None and measure_every:
-        plain = _scorer(config, policy, ranks, None)
+        plain = _scorer(run, None)
         native = NativeMismatch(scorer=plain, every_steps=measure_every, ranks=ranks)
         add(HookPoint.AFTER_ROLLOUT, "native_mismatch", native)
     if scorer is not None and against == "anchor":
@@ -235,16 +238,19 @@ def _register_hooks(
         add(HookPoint.AFTER_ROLLOUT, "anchor_scoring", anchors)
     if scorer is not None and config.verification.packing_noise_every:
         # What is finished has no experts of the trainer's own first pass (R2) to replay.
-        same = _scorer(config, policy, ranks, model.routing if replay == "engine" else None)
+        same = _scorer(run, model.routing if replay == "engine" else None)
         packing_noise = PackingNoise(scorer=same, settings=config.verification, ranks=ranks)
         add(HookPoint.AFTER_ROLLOUT, "packing_noise", packing_noise)
 
     accounting = Accounting(rollouter=rollouter)
     add(HookPoint.AFTER_TRAIN, "mark_trained", accounting.after_train)
     if model.routing is not None:
-        routing = RoutingMetrics(trainer=policy, rollouter=rollouter, ranks=ranks)
+        routing = RoutingMetrics(
+            trainer=policy, rollouter=rollouter, ranks=ranks, data_ranks=data_ranks
+        )
         add(HookPoint.AFTER_TRAIN, "routing_metrics", routing)
-    add(HookPoint.AFTER_TRAIN, "trained_metrics", TrainedMetrics(trainer=run.trainer, ranks=ranks))
+    trained = TrainedMetrics(trainer=run.trainer, ranks=data_ranks)
+    add(HookPoint.AFTER_TRAIN, "trained_metrics", trained)
     if is_verified:
         add(HookPoint.AFTER_TRAIN, "noise_floor", NoiseFloor(settings=config.verification))
 
@@ -267,20 +273,23 @@ def _throughput(run: Run) -> Throughput:
         gpu = GpuFigures(
             flops=policy.flops, peak_flops=policy.peak_flops, num_ranks=Ranks.world().size
         )
-        run.engine.before_memory_changes = gpu.sample
-    tensor = run.config.parallelism.tensor_parallel
-    return Throughput(weight_sync=run.weight_sync, gpu=gpu, tensor_parallel=tensor)
+        run.engine.before_memory_changes(gpu.sample)
+    return Throughput(
+        weight_sync=run.weight_sync,
+        gpu=gpu,
+        num_twins=run.rollouter.twins.ranks.size,
+        engine_ranks=run.config.engine.tensor_parallel,
+    )
 
 
-def _scorer(
-    config: Config, policy: PolicyTrainer, ranks: Ranks, routing: RoutingShape | None
-) -> TrajectoryScorer:
+def _scorer(run: Run, routing: RoutingShape | None) -> TrajectoryScorer:
     """Replays recorded experts if it is given their shape."""
     return TrajectoryScorer(
-        trainer=policy,
-        micro_batch_tokens=config.training.micro_batch_tokens,
-        temperature=config.rollout.temperature,
-        ranks=ranks,
+        trainer=run.policy,
+        micro_batch_tokens=run.config.training.micro_batch_tokens,
+        temperature=run.config.rollout.temperature,
+        ranks=Ranks.of(run.policy.data_group),
+        twins=run.rollouter.twins,
         routing=routing,
     )
 
@@ -313,6 +322,7 @@ def _rollouts(
     prompts: list[Prompt],
     encoded: list[EncodedPrompt],
     ranks: Ranks,
+    twins: Twins,
     num_graders: int,
 ) -> RankState:
     """The rollouter of this rank with all it works on, which checkpoints hold."""
@@ -332,6 +342,7 @@ def _rollouts(
         run_seed=config.run.seed,
         routing=config.routing_replay.on_resume if replay == "engine" else None,
         num_graders=num_graders,
+        members=engine.members if isinstance(engine, SharedEngine) else Ranks(),
     )
     in_flight = rollout.oversampling * rollout.prompts_per_step * rollout.group_size
     rollouter = Rollouter(
@@ -345,6 +356,7 @@ def _rollouts(
         is_on_policy=config.method.name == "on_policy",
         must_be_verified=config.method.name == "rollverify",
         ranks=ranks,
+        twins=twins,
         dynamic_sampling=config.dynamic_sampling,
         has_signal=has_signal,
     )

@@ -38,6 +38,10 @@ class EngineFailedError(RolloutError):
     """The rollout engine failed on some rank, and its retry too; raised on every rank together."""
 
 
+class TwinsError(RolloutError):
+    """Ranks that must hold the same trajectories do not, so the run cannot go on."""
+
+
 class LedgerError(RollVerifyError, RuntimeError):
     """A prompt or a token was lost or counted twice: a fault in RollVerify, not in the data."""
 

@@ -80,6 +80,15 @@ class Ranks:
             return count
         return self._all_reduced([count], dist.ReduceOp.MAX, torch.int64)[0]
 
+    def are_equal(self, number: int) -> bool:
+        """Whether all ranks pass the same number, of at most 63 bits."""
+        if self.size == 1:
+            return True
+        highest, negated_lowest = self._all_reduced(
+            [number, -number], dist.ReduceOp.MAX, torch.int64
+        )
+        return highest == -negated_lowest
+
     def join(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Lists of values [N_i] of one dtype -> each list over all ranks, by rank, on the CPU.
 
@@ -117,19 +126,19 @@ class Ranks:
         """
         layout = [{name: (t.dtype, tuple(t.shape)) for name, t in item.items()} for item in items]
         parts = [_bytes_of(tensor) for item in items for tensor in item.values()]
-        dist.send_object_list([layout], group=self.group, dst=self._global(to))
-        dist.send(torch.cat([_NOTHING, *parts]), self._global(to), group=self.group)
+        dist.send_object_list([layout], group=self.group, dst=self.world_rank(to))
+        dist.send(torch.cat([_NOTHING, *parts]), self.world_rank(to), group=self.group)
 
     def receive(self, source: int) -> list[dict[str, Tensor]]:
         """What one of these ranks sends."""
         box: list[Any] = [None]
-        dist.recv_object_list(box, group=self.group, src=self._global(source))
+        dist.recv_object_list(box, group=self.group, src=self.world_rank(source))
         layout: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = box[0]
         sizes = [
             math.prod(shape) * dtype.itemsize for item in layout for dtype, shape in item.values()
         ]
         received = torch.empty(sum(sizes), dtype=torch.uint8)
-        dist.recv(received, self._global(source), group=self.group)
+        dist.recv(received, self.world_rank(source), group=self.group)
         parts = iter(received.split(sizes))
         # Copies: each tensor begins where its type may, and keeps no more than itself alive.
         return [
@@ -176,7 +185,8 @@ class Ranks:
         dist.all_gather(rows, row, group=self.group)
         return rows
 
-    def _global(self, rank: int) -> int:
+    def world_rank(self, rank: int) -> int:
+        """One of these ranks -> its number in the world."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 

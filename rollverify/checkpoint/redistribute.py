@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from rollverify.errors import CheckpointError
 from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import num_tokens
+from rollverify.rollout.twins import deal_out
 
 Part = tuple[list[TensorDict], dict[str, Any]]
 """Trajectories of a data rank, and its states "buffer", "ledger", "queue" and "rollouter"."""
@@ -27,7 +28,7 @@ def redistribute(
 ) -> Part:
     """The part of one rank of a new number of data ranks, from the parts of all old ones, by rank.
 
-    Groups stay whole. The longest goes first, each to the rank with the fewest tokens so far.
+    Groups stay whole, see `deal_out`.
     Groups of the stream that no rank had drawn, because the ranks were not equally far, wait in the
     queues together with those that had come back, so that no prompt is skipped. Counts that are
     only ever added up over ranks are added up on rank 0. "num_drawn" says where the loader goes on.
@@ -43,7 +44,8 @@ def redistribute(
     waiting = [list(entry) for values in saved for entry in values["queue"]["returned"]]
     waiting += [[group_id, prompt_index_of(group_id), 0] for group_id in undrawn]
     returned = sorted(waiting)[ranks.rank :: ranks.size]
-    mine = _share(groups, ranks.size)[ranks.rank]
+    sizes = {group_id: sum(map(num_tokens, members)) for group_id, members in groups.items()}
+    mine = deal_out(sizes, ranks.size)[ranks.rank]
     held = sorted({*mine, *(entry[0] for entry in returned)} & live.keys())
     sums = {key: _sums([values[key] for values in saved], ranks) for key in _COUNTED}
     return [trajectory for group_id in mine for trajectory in groups[group_id]], {
@@ -79,18 +81,6 @@ def _go_on_with(num_streamed: Sequence[int], num_ranks: int) -> tuple[int, list[
     # Before the first round that some rank has not taken part in, all groups are drawn.
     candidates = range(min(num_streamed) * old_size, next_batch * num_ranks)
     return next_batch, [g for g in candidates if g // old_size >= num_streamed[g % old_size]]
-
-
-def _share(groups: dict[int, list[TensorDict]], num_ranks: int) -> list[list[int]]:
-    """Group ids of each new rank, ascending; ties go to the lower id and the lower rank."""
-    sizes = {group_id: sum(map(num_tokens, members)) for group_id, members in groups.items()}
-    shares: list[list[int]] = [[] for _ in range(num_ranks)]
-    loads = [0] * num_ranks
-    for group_id in sorted(sizes, key=lambda g: (-sizes[g], g)):
-        rank = loads.index(min(loads))
-        shares[rank].append(group_id)
-        loads[rank] += sizes[group_id]
-    return [sorted(share) for share in shares]
 
 
 def _sums(states: Sequence[dict[str, Any]], ranks: Ranks) -> dict[str, int]:

@@ -48,7 +48,7 @@ ENGINE_OPTIONS_SET_ELSEWHERE = {
     "seed": "set run.seed instead",
     "skip_tokenizer_init": "the engine takes and gives token ids; remove it",
     "speculative_config": "its tokens have no log-probs of this policy; remove it",
-    "tensor_parallel_size": "every rank has an engine of its own; remove it",
+    "tensor_parallel_size": "set engine.tensor_parallel instead",
     "tokenizer": "set model.path instead",
 }
 
@@ -331,6 +331,12 @@ def check_world_size(config: Config, world_size: int) -> int:
             f"parallelism needs {needed} ranks (data_parallel_replicate {replicate} * "
             f"data_parallel_shard {shard} * tensor_parallel {tensor}) but {ranks} started; start "
             f"that many (NGPU={needed}) or change [parallelism]"
+        )
+    engine = config.engine.tensor_parallel
+    if max(engine, tensor) % min(engine, tensor) or world_size % engine:
+        raise ConfigError(
+            f"engine.tensor_parallel = {engine} must divide the {ranks}, and divide or be a "
+            f"multiple of parallelism.tensor_parallel = {tensor}"
         )
     if shard * tensor % parallelism.expert_parallel:
         raise ConfigError(

@@ -60,14 +60,15 @@ class Completion:
 class RolloutEngine(Protocol):
     """A generation engine that lives in this process and holds its own copy of the weights."""
 
-    num_preemptions: int
-    """Requests that had to make room in the cache and were computed again, since the start."""
+    @property
+    def num_preemptions(self) -> int:
+        """Requests that had to make room in the cache and were computed again, since the start."""
+        ...
 
-    num_lost_tokens: int
-    """Tokens under way at the last pause, which nobody has seen and which are sampled again."""
-
-    before_memory_changes: Callable[[], None]
-    """Called before memory is given up or taken back, by whoever measures what is in use."""
+    @property
+    def num_lost_tokens(self) -> int:
+        """Tokens under way at the last pause, which nobody has seen and are sampled again."""
+        ...
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request; `step` works on it."""
@@ -84,6 +85,10 @@ class RolloutEngine(Protocol):
     @property
     def num_unfinished(self) -> int:
         """Requests queued or running."""
+        ...
+
+    def before_memory_changes(self, action: Callable[[], None]) -> None:
+        """Have `action` called before memory is given up or taken back, to measure what is used."""
         ...
 
     def sleep(self) -> None:

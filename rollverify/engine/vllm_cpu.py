@@ -84,10 +84,14 @@ def load_experts_packed(model: torch.nn.Module) -> int:
         experts = getattr(kernel, "fused_experts", None)
         if not isinstance(experts, CPUUnquantizedExperts) or experts._use_zentorch:
             continue
-        size = experts.moe_config.intermediate_size_per_partition
+        config = experts.moe_config
+        size = config.intermediate_size_per_partition
+        load = functools.partial(
+            _load_packed, isa=experts.isa, size=size, member=(config.tp_rank, config.tp_size)
+        )
         for name in ("w13_weight", "w2_weight"):
             parameter: Any = layer.get_parameter(name)
-            parameter.weight_loader = functools.partial(_load_packed, isa=experts.isa, size=size)
+            parameter.weight_loader = load
         replaced += 1
     return replaced
 
@@ -102,13 +106,18 @@ def _load_packed(
     *,
     isa: str,
     size: int,
+    member: tuple[int, int] = (0, 1),
 ) -> bool | None:
     """Write one projection of one expert; named and called as vLLM's `weight_loader` is.
 
     param: [experts, 2 * padded, hidden] for w1 (gate) and w3 (up), [experts, hidden, padded] for w2
     (down), packed; `padded` is `size` rounded up for the kernel.
-    loaded_weight: [size, hidden], for w2 [hidden, size].
+    loaded_weight: [size, hidden], for w2 [hidden, size]; in an engine over several ranks as many
+    times `size`, of which this `member` (rank, number) holds its own.
     """
+    dim, (rank, num_members) = 1 if shard_id == "w2" else 0, member
+    if loaded_weight.shape[dim] == size * num_members:
+        loaded_weight = loaded_weight.narrow(dim, rank * size, size)
     packed = param.data[expert_id].view(-1)
     if shard_id == "w2":
         hidden, padded = param.shape[1:]

@@ -1,6 +1,7 @@
 """vLLM in this process, behind `RolloutEngine`. Only the files `vllm_*.py` here import vllm.
 
-One independent engine per rank: rank variables are hidden from vLLM while it is built.
+Rank variables are hidden from vLLM while it is built: an engine is one rank's own, or spans ranks
+as `vllm_shared.py` says.
 Sampling settings come from the requests alone; a model's `generation_config.json` is not read.
 """
 
@@ -36,6 +37,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from rollverify.engine import vllm_gpu
+from rollverify.engine.vllm_shared import member_arguments, own_part
 
 logger = logging.getLogger(__name__)
 
@@ -109,18 +111,21 @@ class VllmEngine:
             arguments |= vllm_gpu.gpu_arguments(
                 model_folder, settings, has_experts=has_experts(config), reserved=reserved_bytes
             )
+        if settings.tensor_parallel > 1:
+            arguments |= member_arguments(settings.tensor_parallel)
         arguments.update(settings.options)
         self._engine = _started(arguments)
         self._stop_token_ids = list(stop_token_ids)
         self._max_model_len = max_model_len
         self._record_routing = record_routing
+        self._is_shared = settings.tensor_parallel > 1
         if on_cpu:
             vllm_cpu.load_experts_packed(self._model())
         if device is not None:
             vllm_gpu.check_device(self._model(), device)
         self._sleeps = settings.sleep and not on_cpu
         self._asleep: set[EngineMemory] = set()
-        self.before_memory_changes: Callable[[], None] = lambda: None
+        self._look_at_memory: Callable[[], None] = lambda: None
         self._count_preemptions()
         num_parameters = sum(p.numel() for p in self._model().parameters())
         self._threads = StepThreads(settings.num_cpu_threads, num_parameters, on_cpu=on_cpu)
@@ -151,12 +156,16 @@ class VllmEngine:
 
         self._scheduler._preempt_request = counted
 
+    def before_memory_changes(self, action: Callable[[], None]) -> None:
+        """Have `action` called before memory is given up or taken back."""
+        self._look_at_memory = action
+
     def sleep(self) -> None:
         """Give up weights and cache; on CPUs only the order of the calls is kept."""
         if self.num_unfinished:
             raise RolloutError(f"engine sent to sleep while {self.num_unfinished} requests run")
         if self._sleeps and not self._asleep:
-            self.before_memory_changes()
+            self._look_at_memory()
             self._engine.sleep(level=2)
         self._asleep = {"weights", "kv_cache"}
 
@@ -165,7 +174,7 @@ class VllmEngine:
         if memory not in self._asleep:
             return
         if self._sleeps:
-            self.before_memory_changes()
+            self._look_at_memory()
             torch.cuda.empty_cache()  # The trainer's allocator keeps what its activations took.
             self._engine.wake_up([memory])
         self._asleep.discard(memory)
@@ -266,7 +275,8 @@ class VllmEngine:
             raise RolloutError(f"weights loaded while {self.num_unfinished} requests are running")
         self._check_awake("weights")
         model = self._model()
-        sums = WeightSums(dict(model.named_parameters()))
+        parts = own_part(model) if self._is_shared else None
+        sums = WeightSums(dict(model.named_parameters()), parts)
 
         def counted() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in named_tensors:

@@ -55,7 +55,7 @@ def check_share(
     """Refuse a share that is not free or does not hold the weights; bytes. Before they are read."""
     device = torch.cuda.current_device()
     what = f"GPU {device} has {free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    needed = weight_bytes(model_folder, settings.dtype)
+    needed = weight_bytes(model_folder, settings.dtype) // settings.tensor_parallel
     if share * total > free:
         raise ConfigError(
             f"{what}, engine.gpu_memory_utilization = {share:.2f} asks for "

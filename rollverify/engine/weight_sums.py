@@ -6,7 +6,7 @@ flipped bit always changes the sum.
 """
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import torch
 from torch import Tensor
@@ -59,9 +59,17 @@ def engine_name(name: str, own: Container[str]) -> str | None:
 class WeightSums:
     """Adds up what is sent during one transfer and compares it with what the engine holds."""
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """`parameters`: the engine's own, by its names."""
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        own_part: Callable[[str, str, Tensor], Tensor] | None = None,
+    ) -> None:
+        """`parameters`: the engine's own, by its names.
+
+        `own_part` gives what a member of a shared engine holds of a weight, see `vllm_shared`.
+        """
         self._parameters = dict(parameters)
+        self._own_part = own_part
         self._sent: dict[str, Tensor] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -69,6 +77,8 @@ class WeightSums:
         own = engine_name(name, self._parameters)
         if own is None:
             return  # The engine's loader knows what to do with it, or refuses it.
+        if self._own_part is not None:
+            tensor = self._own_part(own, name, tensor)
         total = bit_sum(tensor.to(self._parameters[own].dtype))
         before = self._sent.get(own)
         self._sent[own] = total if before is None else before + total

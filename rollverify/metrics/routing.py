@@ -56,6 +56,10 @@ class RoutingMetrics:
     """Counts what changed in resumed contexts."""
 
     ranks: Ranks
+    """With different responses."""
+
+    data_ranks: Ranks
+    """That train on different ones."""
 
     def __call__(self, state: StepState) -> None:
         """Reduce over ranks. Collective."""
@@ -67,18 +71,19 @@ class RoutingMetrics:
             "bytes": float(sum(map(_num_bytes, routed))),
             "rows": float(sum(map(num_rows, routed))),
         }
-        if stats is not None:
-            sums["tokens"] = float(stats.num_tokens)
-            for layer, changed, load in zip(
-                stats.layers, stats.changed_L.tolist(), stats.load_LE.tolist(), strict=True
-            ):
-                sums[f"changed {layer}"] = float(changed)
-                sums |= {f"load {layer} {e}": float(number) for e, number in enumerate(load)}
         sums = self.ranks.sum(sums)
         state.metrics["routing/reprefill_changed_frac"] = sums["changed"] / max(1.0, sums["held"])
         state.metrics["routing/bytes_per_token"] = sums["bytes"] / max(1.0, sums["rows"])
-        if stats is not None:
-            state.metrics |= _from_stats(sums, stats.layers, stats.load_LE.shape[1])
+        if stats is None:
+            return
+        trained = {"tokens": float(stats.num_tokens)}
+        for layer, changed, load in zip(
+            stats.layers, stats.changed_L.tolist(), stats.load_LE.tolist(), strict=True
+        ):
+            trained[f"changed {layer}"] = float(changed)
+            trained |= {f"load {layer} {e}": float(number) for e, number in enumerate(load)}
+        trained = self.data_ranks.sum(trained)
+        state.metrics |= _from_stats(trained, stats.layers, stats.load_LE.shape[1])
 
 
 def _from_stats(

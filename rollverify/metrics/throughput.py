@@ -32,8 +32,11 @@ class Throughput:
     gpu: GpuFigures | None = None
     """None on CPUs."""
 
-    tensor_parallel: int = 1
-    """Ranks that train on the same sequences."""
+    num_twins: int = 1
+    """Ranks that hold the same trajectories."""
+
+    engine_ranks: int = 1
+    """That hold one engine together."""
 
     _preemptions: int = field(default=0, init=False)
 
@@ -43,7 +46,7 @@ class Throughput:
         new, self._preemptions = preemptions - self._preemptions, preemptions
         work = self.gpu.work(map(num_fed_tokens, state.finished)) if self.gpu else 0.0
         sums, maxima = Ranks.world().reduce(
-            {"rollout/preemptions": float(new), "work": work},
+            {"rollout/preemptions": new / self.engine_ranks, "work": work},
             {
                 "memory/rss_gib": resident_gib(),
                 "sync/parity_abs_max": self.weight_sync.parity_abs_max,
@@ -52,7 +55,7 @@ class Throughput:
             },
         )
         metrics = state.metrics
-        work = sums.pop("work") / self.tensor_parallel
+        work = sums.pop("work") / self.num_twins
         metrics |= sums | maxima
         hooks_s = (metrics.get(hook_time_key(name), 0.0) for name in SCORING_HOOKS)
         rollout_s = state.phase_s["rollout"] - sum(hooks_s)

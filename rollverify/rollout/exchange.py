@@ -3,36 +3,15 @@
 Everything is a function of counts and ids, never of the clock, so a run can be repeated.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from tensordict import TensorDict
 
-from rollverify.errors import RolloutError
 from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.ledger import PromptLedger, PromptState
 from rollverify.rollout.trajectory import num_tokens
-
-
-def check_twins(ranks: Ranks, trajectories: Sequence[TensorDict]) -> None:
-    """Make sure that ranks of one tensor-parallel group train on the same trajectories. Collective.
-
-    Each has an engine of its own; one that differs would spoil every shared matrix product.
-    """
-    world = Ranks.world()
-    if world.size == ranks.size:
-        return
-    digest = hashlib.blake2b(digest_size=8)
-    for trajectory in trajectories:
-        digest.update(trajectory["response_ids"].numpy().tobytes())
-    seen = world.gather((ranks.rank, digest.hexdigest()))
-    if len(set(seen)) != ranks.size:
-        raise RolloutError(
-            "ranks of one tensor-parallel group sampled different tokens; their engines must be "
-            "started with the same settings"
-        )
 
 
 def select_groups(

@@ -14,7 +14,8 @@ from torch import Tensor
 from rollverify.config.tables import RolloutConfig
 from rollverify.engine.engine import Completion, GenerationRequest, RolloutEngine
 from rollverify.engine.generation import GenerationStats, request_seed
-from rollverify.errors import EngineFailedError, RolloutError
+from rollverify.errors import EngineFailedError, RolloutError, TwinsError
+from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.prompt_queue import EncodedPrompt
 from rollverify.rollout.trajectory import (
@@ -38,11 +39,16 @@ ResumedRouting = Literal["keep", "replace"]
 
 
 class ResponseGrading:
-    """Gradings of one phase: in threads beside the engine, or in place, faster for cheap ones."""
+    """Gradings of one phase: in threads beside the engine, or in place, faster for cheap ones.
 
-    def __init__(self, num_threads: int = 0) -> None:
+    What is graded in threads may depend on the clock, so of the members of one engine the first
+    grades and tells the others.
+    """
+
+    def __init__(self, num_threads: int = 0, members: Ranks | None = None) -> None:
+        self._members = members or Ranks()
         self._threads = ThreadPoolExecutor(num_threads, "grading") if num_threads else None
-        self._begun: list[tuple[Future[float], Store]] = []
+        self._begun: list[tuple[Future[float] | None, Store]] = []
 
     @property
     def is_beside(self) -> bool:
@@ -54,13 +60,20 @@ class ResponseGrading:
         if self._threads is None:
             store(grade())
         else:
-            self._begun.append((self._threads.submit(grade), store))
+            is_first = self._members.rank == 0
+            self._begun.append((self._threads.submit(grade) if is_first else None, store))
 
     def settle(self) -> None:
-        """Wait for what has begun and store it; after an error the next call stores the rest."""
+        """Wait for what has begun and store it; after an error the next call stores the rest.
+
+        Collective over the members.
+        """
         while self._begun:
-            future, store = self._begun.pop(0)
-            store(future.result())
+            number = len(self._begun) if self._members.size > 1 else 1
+            begun, self._begun = self._begun[:number], self._begun[number:]
+            rewards = [future.result() for future, _ in begun if future is not None]
+            for (_, store), reward in zip(begun, self._members.from_first(rewards), strict=True):
+                store(reward)
 
 
 @dataclass(kw_only=True)
@@ -81,6 +94,9 @@ class RequestLoop:
     num_graders: int = 0
     """Threads; 0: in place."""
 
+    members: Ranks = field(default_factory=Ranks)
+    """Ranks that hold the engine together, this one among them."""
+
     stats: GenerationStats = field(default_factory=GenerationStats, init=False)
     """Since `begin`."""
 
@@ -93,7 +109,7 @@ class RequestLoop:
     """Trajectory and seed by request id."""
 
     def __post_init__(self) -> None:
-        self._grading = ResponseGrading(self.num_graders)
+        self._grading = ResponseGrading(self.num_graders, self.members)
 
     def begin(self, policy_version: int, slots: int) -> None:
         """Start a phase with fresh stats; `slots` requests could be decoded together."""
@@ -143,6 +159,8 @@ class RequestLoop:
         self.stats.capacity += self._slots
         try:
             completions = self.engine.step()
+        except TwinsError:
+            raise
         except Exception as error:  # Whatever vLLM or its kernels raise.
             return self._retry(error)
         finished = [self._store(completion) for completion in completions]

@@ -25,7 +25,6 @@ from rollverify.rollout.dynamic_sampling import GivenUp, GroupChoice
 from rollverify.rollout.exchange import (
     balance,
     balance_buffers,
-    check_twins,
     exchange,
     share_of_lowest,
 )
@@ -39,6 +38,7 @@ from rollverify.rollout.trajectory import (
     is_routed,
     new_trajectory,
 )
+from rollverify.rollout.twins import Twins
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,9 @@ class Rollouter:
     """Refuse to resume tokens that were not verified against the policy now."""
 
     ranks: Ranks
+    """With different responses."""
+
+    twins: Twins = field(default_factory=Twins)
     dynamic_sampling: DynamicSamplingConfig
     has_signal: Callable[[Tensor], bool]
     """Of a whole group's rewards [n], float32."""
@@ -110,7 +113,7 @@ class Rollouter:
         self._choice.give_up()
         mine = exchange(mine, balance(chosen), self.ranks)
         finished = [trajectory for members in mine.values() for trajectory in members]
-        check_twins(self.ranks, finished)
+        self.twins.check(finished)
         balance_buffers(self.buffer, self.ledger, self.ranks)
         return finished, self.buffer.trajectories()
 
@@ -195,7 +198,7 @@ class Rollouter:
     def _pause_all(self, failure: EngineFailedError | None) -> None:
         """Take back what runs, if the engine answers; raise everywhere if one failed. Collective.
 
-        Over the world: ranks of one tensor-parallel group have an engine each.
+        Over the world: twins may have an engine each.
         """
         try:
             self.loop.pause()

@@ -20,6 +20,7 @@ from rollverify.losses.aggregation import BatchCounts, Normalizer, count_batch
 from rollverify.losses.objective import Objective
 from rollverify.ranks import Ranks
 from rollverify.rollout.trajectory import stacked
+from rollverify.rollout.twins import Twins
 from rollverify.training.packing import (
     ReplayMode,
     TrajectoryRow,
@@ -83,17 +84,19 @@ class PolicyUpdate:
     reference: "ReferencePolicy | None" = None  # of the KL term
     replay: ReplayMode = "off"
     routing: RoutingShape | None = None  # None for a dense model
-    ranks: Ranks
+    ranks: Ranks  # that train on different trajectories
+    twins: Twins = field(default_factory=Twins)
     trained: Trained = field(init=False, default=Trained([], torch.zeros(0)))
 
     def train_step(self, finished: list[TensorDict], policy_version: int) -> dict[str, float]:
         """Take one iteration's optimizer steps (RollVerify Section 4.1); gives metrics. Collective.
 
-        `finished` are this rank's, groups whole; metrics are the same on every rank, means over the
-        steps but the last learning rate. ValueError if a trained token's log-prob is not finite,
-        FloatingPointError if the gradient norm is not.
+        `finished` are this rank's and its twins', groups whole, who take a part each; metrics are
+        the same on every rank, means over the steps but the last learning rate. ValueError if a
+        trained token's log-prob is not finite, FloatingPointError if the gradient norm is not.
         """
-        minibatches = self._scored(self._minibatches(finished, policy_version))
+        own = self.twins.own_groups(finished)
+        minibatches = self._scored(self._minibatches(own, policy_version))
         sums = StepSums()
         anchors: list[Tensor] = []
         grad_norms: list[float] = []

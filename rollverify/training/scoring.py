@@ -1,9 +1,11 @@
 """Log-probs of responses under the trainer's weights now, trajectory by trajectory."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -11,7 +13,8 @@ from rollverify.engine.model_folder import RoutingShape
 from rollverify.errors import RolloutError
 from rollverify.ranks import Ranks
 from rollverify.rollout.layout import response_layout
-from rollverify.rollout.trajectory import name_of
+from rollverify.rollout.trajectory import name_of, num_fed_tokens
+from rollverify.rollout.twins import Twins
 from rollverify.training.packing import (
     PackedRow,
     filler_rows,
@@ -26,19 +29,24 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TrajectoryScorer:
-    """ComputeProb of RollVerify Algorithm 1, over trajectories packed into rows."""
+    """ComputeProb of RollVerify Algorithm 1, over trajectories packed into rows.
+
+    Twins score a part each and tell each other.
+    """
 
     trainer: "PolicyTrainer"
     micro_batch_tokens: int  # of the packed rows scored at the same time
     temperature: float  # of sampling; log-probs are taken under it
-    ranks: Ranks
+    ranks: Ranks  # that score different trajectories
+    twins: Twins = field(default_factory=Twins)
     routing: RoutingShape | None = None  # where recorded experts are replayed
 
     def score(self, trajectories: Sequence[TensorDict]) -> Tensor:
         """[N] float32 nats on the CPU; all response tokens end to end. Collective."""
-        rows = self._rows(trajectories, with_routing=self.routing is not None)
+        own = [trajectories[place] for place in self.twins.own_places(trajectories)]
+        rows = self._rows(own, with_routing=self.routing is not None)
         scores = self.trainer.score(rows, temperature=self.temperature)
-        return response_values(rows, scores, trajectories)
+        return self._joined(response_values(rows, scores, own), own, trajectories)
 
     def score_and_route(
         self, trajectories: Sequence[TensorDict]
@@ -48,12 +56,41 @@ class TrajectoryScorer:
         Expert ids of the F fed tokens of each trajectory, [F, L, K] on the CPU; None for an empty
         response.
         """
-        rows = self._rows(trajectories, with_routing=False)
+        own = [trajectories[place] for place in self.twins.own_places(trajectories)]
+        rows = self._rows(own, with_routing=False)
         scores, routes = self.trainer.score_and_route(rows, temperature=self.temperature)
         if self.routing is not None:  # The engine's type, so that rows of both can be joined.
             routes = [ids.to(self.routing.dtype) for ids in routes]
-        own_routes = trajectory_values(rows, routes, len(trajectories))
-        return response_values(rows, scores, trajectories), own_routes
+        own_routes = trajectory_values(rows, routes, len(own))
+        values = self._joined(response_values(rows, scores, own), own, trajectories)
+        return values, self._joined_routes(own_routes, trajectories)
+
+    def _joined(
+        self, values: Tensor, own: Sequence[TensorDict], trajectories: Sequence[TensorDict]
+    ) -> Tensor:
+        """Values of the response tokens of all, end to end, from those of this rank's part."""
+        if self.twins.num_parts == 1:
+            return values
+        parts = values.split([len(t["response_ids"]) for t in own])
+        lengths = [len(t["response_ids"]) for t in trajectories]
+        return torch.cat([values[:0], *self.twins.join(parts, trajectories, lengths)])
+
+    def _joined_routes(
+        self, own: list[Tensor | None], trajectories: Sequence[TensorDict]
+    ) -> list[Tensor | None]:
+        if self.twins.num_parts == 1:
+            return own
+        routing = self.routing
+        assert routing is not None, "experts of a model without experts"
+        shapes = [
+            (num_fed_tokens(t), routing.num_layers, routing.experts_per_token) for t in trajectories
+        ]
+        none = torch.zeros(0, dtype=routing.dtype)
+        flat = [none if ids is None else ids.flatten() for ids in own]
+        joined = self.twins.join(flat, trajectories, [math.prod(shape) for shape in shapes])
+        return [
+            ids.view(shape) if len(ids) else None for ids, shape in zip(joined, shapes, strict=True)
+        ]
 
     def _rows(self, trajectories: Sequence[TensorDict], *, with_routing: bool) -> list[PackedRow]:
         """As many on every rank, since all take part in each pass: the last may be fillers."""

@@ -106,7 +106,7 @@ def test_memory_is_looked_at_before_it_changes_hands() -> None:
         wake_up=events.append,
     )
     engine._sleeps, engine._asleep = True, set()
-    engine.before_memory_changes = lambda: events.append("look")
+    engine.before_memory_changes(lambda: events.append("look"))
     engine.sleep()
     engine.sleep()
     engine.wake("weights")

@@ -57,6 +57,7 @@ ONE_PLACE = {
         "rollverify/engine/vllm_cpu.py",
         "rollverify/engine/vllm_engine.py",
         "rollverify/engine/vllm_gpu.py",
+        "rollverify/engine/vllm_shared.py",
         "torchtitan_ext/cpu/kernels.py",
     },
     "tensorboard": {"rollverify/metrics/recorder.py"},

@@ -62,13 +62,15 @@ class FakeEngine:
         self.num_calls = 0
         self.num_steps = 0
         self.num_preemptions = self.num_lost_tokens = 0
-        self.before_memory_changes: Callable[[], None] = lambda: None
         self._running: dict[str, tuple[GenerationRequest, list[int]]] = {}
 
     def add_request(self, request: GenerationRequest) -> None:
         assert request.max_tokens >= 1 and request.request_id not in self._running
         self.requests.append(request)
         self._running[request.request_id] = (request, [])
+
+    def before_memory_changes(self, action: Callable[[], None]) -> None:
+        self.watcher = action
 
     def step(self) -> list[Completion]:
         self.num_calls += 1

@@ -26,6 +26,7 @@ def metrics(stats: object, finished: list, resumed: GenerationStats | None = Non
         trainer=SimpleNamespace(take_routing_stats=lambda: stats),
         rollouter=SimpleNamespace(stats=resumed or GenerationStats()),
         ranks=Ranks(),
+        data_ranks=Ranks(),
     )
     state = StepState(step=1, policy_version=0, finished=finished)
     hook(state)

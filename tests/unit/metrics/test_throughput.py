@@ -122,7 +122,7 @@ def test_work_grows_with_the_square_of_a_sequence():
     """100 and 300 tokens: 400 * 1e9 + (1e4 + 9e4) * 1e6 flops = 5e11, on two GPUs 1e15 flops."""
     state = step_of(100, 300)
     # Both ranks divide these sequences between them, and one rank is asked here.
-    hook = Throughput(weight_sync=Sync(), gpu=gpu_figures(FakeCuda(), 2), tensor_parallel=2)
+    hook = Throughput(weight_sync=Sync(), gpu=gpu_figures(FakeCuda(), 2), num_twins=2)
     hook(state)
     assert state.metrics["train/mfu"] == pytest.approx(5e11 / 2 / 1e15)
 

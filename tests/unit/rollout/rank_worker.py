@@ -14,8 +14,8 @@ from support.rollout_parts import Parts, make_parts, names
 from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.errors import EngineFailedError, NoSignalError, RolloutError
 from rollverify.ranks import Ranks
-from rollverify.rollout.exchange import check_twins
 from rollverify.rollout.trajectory import num_tokens, validate_trajectory
+from rollverify.rollout.twins import Twins
 
 NUM_PHASES = 8
 GROUPS_PER_STEP = 4
@@ -138,7 +138,7 @@ def twins(rank: int) -> list[str]:
     told = []
     for response in ([5, 6], [5, 6 + rank]):
         try:
-            check_twins(Ranks(), [trajectory([1], response)])
+            Twins(ranks=Ranks.world()).check([trajectory([1], response)])
             told.append("")
         except RolloutError as error:
             told.append(str(error))
