@@ -67,6 +67,24 @@ def test_two_ranks_killed_before_and_after_the_switch_equal_the_uninterrupted_ru
     assert all(in_flight(folder, rank, 4)[0] for rank in range(2))
 
 
+def test_one_engine_over_two_ranks_killed_and_resumed_equals_the_uninterrupted_run(
+    workspace: Path,
+) -> None:
+    """Both ranks train on a part of what they have rolled out together."""
+    settings = {"engine.tensor_parallel": 2, "training.steps": 4, "switching.enable": "false"}
+    options: dict[str, Any] = {"ranks": 2, "settings": settings}
+    finish(start(workspace, "shared", **options))
+    whole = folder_of(workspace, "shared")
+    assert_nothing_lost(whole)
+    rows = records(whole)
+    assert all(row["sync/parity_abs_max"] <= 1e-5 for step, row in rows.items() if step)
+    assert rows[4]["rollout/num_resumed"] > 0 < rows[4]["verification/tokens_checked"]
+    finish_killed(start(workspace, "shared-broken", kill_at="rollout:3:1", **options))
+    folder = folder_of(workspace, "shared-broken")
+    finish(start(workspace, "shared-broken", "--resume", str(folder), **options))
+    assert_same_run(folder, whole, step=4)
+
+
 def test_one_rank_goes_on_where_two_ranks_stopped(two_ranks: Path, workspace: Path) -> None:
     folder = workspace / "taken-over" / "run"
     shutil.copytree(two_ranks, folder)

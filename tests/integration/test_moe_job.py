@@ -95,14 +95,15 @@ def one_rank(workspace: Path) -> str:
 
 @pytest.fixture(scope="module")
 def two_ranks(workspace: Path) -> Path:
-    """Folder of a run on two ranks: 4 steps sharded by FSDP, then the experts shared out as well.
+    """Folder of a run on two ranks: 4 steps sharded by FSDP, then the experts shared out as well,
+    and one engine in place of two.
 
     Resumed responses take the rows of the new forward pass: every log-prob can be compared.
     """
     settings = MOE | {"routing_replay.on_resume": "replace"}
     finish(start(workspace, "two", settings=settings | {"training.steps": 4}, ranks=2))
     folder = folder_of(workspace, "two")
-    experts = settings | {"parallelism.expert_parallel": 2}
+    experts = settings | {"parallelism.expert_parallel": 2, "engine.tensor_parallel": 2}
     finish(start(workspace, "two", "--resume", str(folder), settings=experts, ranks=2))
     return folder
 
@@ -143,6 +144,7 @@ def test_responses_are_cut_and_resumed_with_their_experts(one_rank: str, workspa
 
 @pytest.mark.distributed
 def test_two_ranks_repeat_the_experts_of_their_engines(two_ranks: Path) -> None:
+    """Those of two engines, then those of the one that both hold."""
     rows = steps_of(two_ranks)
     assert_nothing_is_lost(rows)
     assert all(row["mismatch/logprob_abs_max"] <= PARITY for row in rows)
@@ -150,7 +152,7 @@ def test_two_ranks_repeat_the_experts_of_their_engines(two_ranks: Path) -> None:
     assert all(row["rollout/num_resumed"] > 0 for row in rows[1:])
     assert max(row["train/grad_norm"] for row in rows[:3]) > 0 < rows[4]["train/grad_norm"]
     config = json.loads((two_ranks / "config.json").read_text())
-    assert config["parallelism"]["expert_parallel"] == 2
+    assert config["parallelism"]["expert_parallel"] == config["engine"]["tensor_parallel"] == 2
 
 
 def test_responses_without_experts_start_again_when_replay_begins(
