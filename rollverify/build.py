@@ -24,7 +24,6 @@ from rollverify.engine.model_folder import (
     ModelFolder,
     RoutingShape,
     check_expert_settings,
-    read_model_folder,
 )
 from rollverify.engine.shared import SharedEngine
 from rollverify.engine.start import start_engine
@@ -50,6 +49,7 @@ from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.inputs import (
     encoded_batches,
     load_inputs,
+    load_model_folder,
     make_run_reward,
     with_stop_tokens,
 )
@@ -59,7 +59,6 @@ from rollverify.rollout.requests import RequestLoop
 from rollverify.rollout.rollouter import Rollouter
 from rollverify.rollout.twins import Twins, roll_out_ranks
 from rollverify.run import Run, drop_what_may_not_resume, scores_unfinished
-from rollverify.toy.settings import base_folder, is_prepared
 from rollverify.training.policy_update import PolicyUpdate
 from rollverify.training.scoring import TrajectoryScorer
 from rollverify.verification.filters import TrajectoryFilter
@@ -98,7 +97,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     check_devices(config)
     # What the user can cure is found before anything large is loaded: a loss of one's own, too.
     objective = Objective(loss=config.loss, correction=config.correction, kl=config.kl)
-    model = _model_folder(config)
+    model = load_model_folder(config)
     check_expert_settings(model, config.routing_replay.mode, config.parallelism.expert_parallel)
     model = with_stop_tokens(config, model)
     reward = make_run_reward(config)
@@ -204,8 +203,7 @@ def _register_hooks(
 ) -> None:
     """Register every hook; the order here is the order they run in."""
     config, policy, rollouter, done = run.config, run.policy, run.rollouter, run.first_step - 1
-    ranks, data_ranks = rollouter.ranks, Ranks.of(policy.data_group)
-    add, against = run.hooks.register, config.verification.against
+    ranks, add, against = rollouter.ranks, run.hooks.register, config.verification.against
     is_partial, is_verified = config.method.name != "on_policy", config.method.name == "rollverify"
     replay, measure_every = config.routing_replay.mode, config.routing_replay.measure_every
     # In a resumed run too: lines of steps that are taken again have to go, whatever the method.
@@ -227,8 +225,7 @@ def _register_hooks(
     )
     add(HookPoint.AFTER_ROLLOUT, "rollout_metrics", rollout_metrics)
     slots = SlotLog(run.folder, rank=run.rank, resume_step=done)
-    slot_trace = SlotTrace(rollouter=rollouter, slot_log=slots, ranks=ranks)
-    add(HookPoint.AFTER_ROLLOUT, "slot_trace", slot_trace)
+    add(HookPoint.AFTER_ROLLOUT, "slot_trace", SlotTrace(rollouter=rollouter, slot_log=slots))
     if model.routing is not None and measure_every:
         plain = _scorer(run, None)
         native = NativeMismatch(scorer=plain, every_steps=measure_every, ranks=ranks)
@@ -246,11 +243,10 @@ def _register_hooks(
     add(HookPoint.AFTER_TRAIN, "mark_trained", accounting.after_train)
     if model.routing is not None:
         routing = RoutingMetrics(
-            trainer=policy, rollouter=rollouter, ranks=ranks, data_ranks=data_ranks
+            trainer=policy, rollouter=rollouter, ranks=ranks, data_ranks=run.trainer.ranks
         )
         add(HookPoint.AFTER_TRAIN, "routing_metrics", routing)
-    trained = TrainedMetrics(trainer=run.trainer, ranks=data_ranks)
-    add(HookPoint.AFTER_TRAIN, "trained_metrics", trained)
+    add(HookPoint.AFTER_TRAIN, "trained_metrics", TrainedMetrics(trainer=run.trainer))
     if is_verified:
         add(HookPoint.AFTER_TRAIN, "noise_floor", NoiseFloor(settings=config.verification))
 
@@ -490,15 +486,3 @@ def _join_world() -> Ranks:
             "with torchrun's --rdzv-endpoint or MASTER_PORT"
         ) from error
     return Ranks.world()
-
-
-def _model_folder(config: Config) -> ModelFolder:
-    max_tokens = config.rollout.max_sequence_tokens
-    if config.model.path:
-        return read_model_folder(Path(config.model.path), max_tokens)
-    if not is_prepared(config.prepare):
-        raise ConfigError(
-            "the base model is not prepared; run `python -m rollverify.toy.base_model` with the "
-            "same flags first (./run_train.sh does), or set model.path"
-        )
-    return read_model_folder(base_folder(config.prepare), max_tokens)

@@ -13,7 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rollverify.config.tables import EngineConfig
 from rollverify.errors import ConfigError
+
+
+def cpu_arguments(settings: EngineConfig, max_model_len: int) -> dict[str, Any]:
+    """Engine arguments for a CPU."""
+    return {
+        # A prompt split over two steps makes vLLM rewind the request's generator, which torch
+        # cannot do on CPUs ("CPU Generator does not use offset").
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(settings.max_num_batched_tokens, max_model_len),
+        "kv_cache_memory_bytes": int(settings.kv_cache_gib * 2**30),
+    }
 
 
 def keep_linear_weights_unpacked() -> None:

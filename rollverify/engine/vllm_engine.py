@@ -101,34 +101,26 @@ class VllmEngine:
             "enable_return_routed_experts": record_routing,
         }
         if on_cpu:
-            longest = max(settings.max_num_batched_tokens, max_model_len)
-            arguments["max_num_batched_tokens"] = longest
-            arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * 2**30)
-            # A prompt split over two steps makes vLLM rewind the request's generator, which torch
-            # cannot do on CPUs ("CPU Generator does not use offset").
-            arguments["enable_chunked_prefill"] = False
+            arguments |= vllm_cpu.cpu_arguments(settings, max_model_len)
         else:
             arguments |= vllm_gpu.gpu_arguments(
                 model_folder, settings, has_experts=has_experts(config), reserved=reserved_bytes
             )
-        if settings.tensor_parallel > 1:
-            arguments |= member_arguments(settings.tensor_parallel)
-        arguments.update(settings.options)
+        arguments |= member_arguments(settings.tensor_parallel) | settings.options
         self._engine = _started(arguments)
         self._stop_token_ids = list(stop_token_ids)
         self._max_model_len = max_model_len
         self._record_routing = record_routing
-        self._is_shared = settings.tensor_parallel > 1
-        if on_cpu:
+        if device is None:
             vllm_cpu.load_experts_packed(self._model())
-        if device is not None:
+        else:
             vllm_gpu.check_device(self._model(), device)
         self._sleeps = settings.sleep and not on_cpu
         self._asleep: set[EngineMemory] = set()
         self._look_at_memory: Callable[[], None] = lambda: None
         self._count_preemptions()
-        num_parameters = sum(p.numel() for p in self._model().parameters())
-        self._threads = StepThreads(settings.num_cpu_threads, num_parameters, on_cpu=on_cpu)
+        size = sum(p.numel() for p in self._model().parameters())
+        self._threads = StepThreads(settings.num_cpu_threads, size, on_cpu=on_cpu)
         self._in_flight: set[str] = set()
         self._warm_up()
 
@@ -275,8 +267,7 @@ class VllmEngine:
             raise RolloutError(f"weights loaded while {self.num_unfinished} requests are running")
         self._check_awake("weights")
         model = self._model()
-        parts = own_part(model) if self._is_shared else None
-        sums = WeightSums(dict(model.named_parameters()), parts)
+        sums = WeightSums(dict(model.named_parameters()), own_part(model))
 
         def counted() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in named_tensors:

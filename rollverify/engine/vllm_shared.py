@@ -42,7 +42,9 @@ class MemberExecutor(UniProcExecutor):
 
 
 def member_arguments(num_members: int) -> dict[str, Any]:
-    """Engine arguments of a rank whose engine spans `num_members` ranks. Collective."""
+    """Engine arguments of a rank whose engine spans `num_members` ranks; none for 1. Collective."""
+    if num_members == 1:
+        return {}
     MemberExecutor.run_name = Ranks.world().from_first(f"rollverify-{secrets.token_hex(8)}")
     return {
         "tensor_parallel_size": num_members,

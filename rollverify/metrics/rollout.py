@@ -171,12 +171,11 @@ class SlotTrace:
 
     rollouter: Rollouter
     slot_log: SlotLog
-    ranks: Ranks
 
     def __call__(self, state: StepState) -> None:
         """Write the phase. Collective."""
         own = [len(t["response_ids"]) for t in state.finished]
-        parts = self.ranks.gather((list(self.rollouter.stats.active), own))
+        parts = self.rollouter.ranks.gather((list(self.rollouter.stats.active), own))
         active, lengths = zip(*parts, strict=True)
         line = {"active": summed(active), "lengths": list(chain.from_iterable(lengths))}
         self.slot_log.write(state.step, [line])

@@ -11,11 +11,11 @@ from rollverify.data.encoding import EncodedText, encode_prompts
 from rollverify.data.prompts import Prompt, read_prompt_set
 from rollverify.data.sources import PromptSource, SourceOptions, Use, resolve_source
 from rollverify.data.templates import ChatTemplate, read_chat_template
-from rollverify.engine.model_folder import ModelFolder
+from rollverify.engine.model_folder import ModelFolder, read_model_folder
 from rollverify.errors import ConfigError, DataError
 from rollverify.rewards import Reward, make_reward, readable_indices
 from rollverify.rollout.prompt_queue import EncodedPrompt
-from rollverify.toy.settings import TEST_FILE, TRAIN_FILE, base_folder
+from rollverify.toy.settings import TEST_FILE, TRAIN_FILE, base_folder, is_prepared
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,19 @@ def encoded_batches(
     by_id = {prompt.prompt_id: item for prompt, item in zip(prompts, encoded, strict=True)}
     for batch in batches:
         yield [by_id[prompt.prompt_id] for prompt in batch]
+
+
+def load_model_folder(config: Config) -> ModelFolder:
+    """The model that a config trains; a ConfigError if it is the base model and not prepared."""
+    max_tokens = config.rollout.max_sequence_tokens
+    if config.model.path:
+        return read_model_folder(Path(config.model.path), max_tokens)
+    if not is_prepared(config.prepare):
+        raise ConfigError(
+            "the base model is not prepared; run `python -m rollverify.toy.base_model` with the "
+            "same flags first (./run_train.sh does), or set model.path"
+        )
+    return read_model_folder(base_folder(config.prepare), max_tokens)
 
 
 def make_run_reward(config: Config) -> Reward:

@@ -40,19 +40,21 @@ class Twins:
         return self._places(trajectories)[self._part_of(self.ranks.rank)]
 
     def join(
-        self, own: Sequence[Tensor], trajectories: Sequence[TensorDict], lengths: Sequence[int]
+        self,
+        own: Sequence[Tensor],
+        trajectories: Sequence[TensorDict],
+        lengths: Sequence[int],
+        dtype: torch.dtype,
     ) -> list[Tensor]:
         """Values of each trajectory from those of `own_places`, on the CPU. Collective.
 
-        `own`: one-dimensional and of one dtype; `lengths`: how many values each trajectory has.
+        `own`: one-dimensional, of `dtype`; `lengths`: how many values each trajectory has.
         """
         if self.num_parts == 1:
             return list(own)
-        empty = own[0][:0] if own else torch.zeros(0)
-        dtypes = [dtype for dtype, number in self.ranks.gather((empty.dtype, len(own))) if number]
-        if not dtypes:
-            return []
-        joined = self.ranks.join([torch.cat([empty.to(dtypes[0]), *own])])[0]
+        values = torch.cat([torch.zeros(0, dtype=dtype), *own])
+        # As bytes: gloo knows few types.
+        joined = self.ranks.join([values.view(torch.uint8)])[0].view(dtype)
         places = self._places(trajectories)
         order = [place for rank in range(self.ranks.size) for place in places[self._part_of(rank)]]
         parts = joined.split([lengths[place] for place in order])

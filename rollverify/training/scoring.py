@@ -73,7 +73,7 @@ class TrajectoryScorer:
             return values
         parts = values.split([len(t["response_ids"]) for t in own])
         lengths = [len(t["response_ids"]) for t in trajectories]
-        return torch.cat([values[:0], *self.twins.join(parts, trajectories, lengths)])
+        return torch.cat([values[:0], *self.twins.join(parts, trajectories, lengths, values.dtype)])
 
     def _joined_routes(
         self, own: list[Tensor | None], trajectories: Sequence[TensorDict]
@@ -87,7 +87,8 @@ class TrajectoryScorer:
         ]
         none = torch.zeros(0, dtype=routing.dtype)
         flat = [none if ids is None else ids.flatten() for ids in own]
-        joined = self.twins.join(flat, trajectories, [math.prod(shape) for shape in shapes])
+        sizes = [math.prod(shape) for shape in shapes]
+        joined = self.twins.join(flat, trajectories, sizes, routing.dtype)
         return [
             ids.view(shape) if len(ids) else None for ids, shape in zip(joined, shapes, strict=True)
         ]

@@ -121,13 +121,12 @@ class TrainedMetrics:
     """Hook at AFTER_TRAIN: `trained_metrics` of the step that was taken. Collective."""
 
     trainer: PolicyUpdate
-    ranks: Ranks
 
     def __call__(self, state: StepState) -> None:
         """Compare the policies that sampled F_k with the one before the step."""
         trajectories, policy_logprobs = self.trainer.trained
         state.metrics |= trained_metrics(
-            trajectories, policy_logprobs, state.policy_version - 1, self.ranks
+            trajectories, policy_logprobs, state.policy_version - 1, self.trainer.ranks
         )
 
 

@@ -20,8 +20,9 @@ ACTIVE = ([4, 4, 1], [3])
 
 def main(rank: int, world_size: int, folder: Path) -> None:
     log = SlotLog(folder, rank=rank)
-    rollouter = SimpleNamespace(stats=SimpleNamespace(active=ACTIVE[rank]))
+    stats, ranks = SimpleNamespace(active=ACTIVE[rank]), Ranks.of(dist.group.WORLD)
+    rollouter = SimpleNamespace(stats=stats, ranks=ranks)
     state = StepState(step=2, policy_version=1)
     state.finished = [trajectory([0], [1] * (rank + 1), group=rank)]
-    SlotTrace(rollouter=rollouter, slot_log=log, ranks=Ranks.of(dist.group.WORLD))(state)
+    SlotTrace(rollouter=rollouter, slot_log=log)(state)
     log.close()

@@ -14,10 +14,10 @@ from rollverify.ranks import Ranks
 
 
 def test_a_phase_is_written_and_the_state_left_alone(tmp_path):
-    rollouter = SimpleNamespace(stats=SimpleNamespace(active=[2, 2, 1]))
+    rollouter = SimpleNamespace(stats=SimpleNamespace(active=[2, 2, 1]), ranks=Ranks())
     finished = [trajectory([0], [1, 2], sample=0), trajectory([0], [3], sample=1)]
     state = StepState(step=5, policy_version=4, finished=finished)
-    stage = SlotTrace(rollouter=rollouter, slot_log=SlotLog(tmp_path, rank=0), ranks=Ranks())
+    stage = SlotTrace(rollouter=rollouter, slot_log=SlotLog(tmp_path, rank=0))
     assert stage(state) is None
     line = json.loads((tmp_path / SLOTS_FILE).read_text())
     assert line == {"step": 5, "active": [2, 2, 1], "lengths": [2, 1]}

@@ -14,7 +14,6 @@ from rollverify.hooks import StepState
 from rollverify.losses.advantages import CreditRule
 from rollverify.losses.objective import Objective
 from rollverify.metrics.names import is_declared
-from rollverify.ranks import Ranks
 from rollverify.verification.metrics import TrainedMetrics
 
 UNIFORM = -log(4)
@@ -224,7 +223,7 @@ def step_at(
     update = policy_update(trainer, **changes)
     metrics = update.train_step(finished, version)
     state = StepState(step=version + 1, policy_version=version + 1)
-    TrainedMetrics(trainer=update, ranks=Ranks())(state)
+    TrainedMetrics(trainer=update)(state)
     return metrics | state.metrics
 
 
