@@ -16,7 +16,7 @@ from rollverify.checkpoint.checkpoint import Checkpointing, LoopState, RunCheckp
 from rollverify.checkpoint.rank_file import RankState
 from rollverify.config.environment import set_defaults
 from rollverify.config.rules import check_world_size
-from rollverify.config.tables import Config
+from rollverify.config.tables import Config, ParallelismConfig
 from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
 from rollverify.engine.engine import RolloutEngine
@@ -42,7 +42,7 @@ from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.rollout import RolloutMetrics, SlotTrace
 from rollverify.metrics.routing import NativeMismatch, RoutingMetrics
 from rollverify.metrics.throughput import Throughput
-from rollverify.ranks import Ranks
+from rollverify.ranks import Ranks, make_patient
 from rollverify.rewards import Reward
 from rollverify.rollout.accounting import Accounting
 from rollverify.rollout.buffer import TrajectoryBuffer
@@ -77,7 +77,6 @@ from torchtitan_ext.process_group import init_process_group
 from torchtitan_ext.reference_policy import ReferencePolicy
 from torchtitan_ext.trainer_config import CHECKPOINT_FOLDER, TrainerSettings, build_policy_trainer
 
-COLLECTIVE_TIMEOUT_S = 600.0
 ENGINE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -102,12 +101,15 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     model = with_stop_tokens(config, model)
     reward = make_run_reward(config)
     prompts, encoded, test = load_inputs(config, model, reward)
-    world = _join_world()
+    world = _join_world(config.parallelism)
     check_world_size(config, world.size)
     folder = resumed or run_folder.create_together(config, world)
 
     policy = _policy_trainer(config, model, folder, is_resumed=resumed is not None)
-    ranks, twins = roll_out_ranks(config.engine.tensor_parallel, config.parallelism.tensor_parallel)
+    parallelism = config.parallelism
+    ranks, twins = roll_out_ranks(
+        config.engine.tensor_parallel, parallelism.tensor_parallel, timeout_s=parallelism.timeout_s
+    )
     engine = start_engine(
         model,
         config.engine,
@@ -378,11 +380,11 @@ def _policy_trainer(
         max_sequence_tokens=config.rollout.max_sequence_tokens,
         betas=(training.beta1, training.beta2),
         seed=config.run.seed,
-        collective_timeout_s=int(COLLECTIVE_TIMEOUT_S),
+        collective_timeout_s=math.ceil(config.parallelism.timeout_s),
         deterministic=config.run.deterministic,
         checkpoint_in_background=config.checkpoint.in_background,
         **training.model_dump(exclude={"beta1", "beta2", "minibatches", "micro_batch_tokens"}),
-        **config.parallelism.model_dump(),
+        **config.parallelism.model_dump(exclude={"timeout_s", "wait_timeout_s"}),
     )
     try:
         policy = build_policy_trainer(settings)
@@ -427,17 +429,17 @@ def make_evaluation(
     ranks: Ranks,
     reward: Reward,
 ) -> Evaluation:
-    """The pass over the test set; this rank takes its share."""
+    """The pass over the test set; `ranks` deal it out."""
     evaluator = Evaluator(
         engine=engine,
-        problems=test[ranks.rank :: ranks.size],
+        problems=test,
         settings=config.evaluation,
         reward=reward,
         decode=model.decode,
         max_response_tokens=config.rollout.max_response_tokens,
         run_seed=config.run.seed,
     )
-    return Evaluation(evaluator=evaluator, last_step=config.training.steps)
+    return Evaluation(evaluator=evaluator, ranks=ranks, last_step=config.training.steps)
 
 
 def _checkpoint(
@@ -469,15 +471,16 @@ def _checkpoint(
         save_rank=rollouts.save,
         load_rank=rollouts.load,
         keep=config.checkpoint.keep,
-        world=Ranks.world(),
+        world=Ranks.patient(),
         in_background=config.checkpoint.in_background,
     )
 
 
-def _join_world() -> Ranks:
+def _join_world(parallelism: ParallelismConfig) -> Ranks:
     """All ranks of the run. Collective over them."""
     try:
-        init_process_group(COLLECTIVE_TIMEOUT_S)
+        init_process_group(parallelism.timeout_s)
+        make_patient(parallelism.wait_timeout_s)
     except dist.DistNetworkError as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).splitlines()[0]

@@ -38,8 +38,16 @@ class EngineFailedError(RolloutError):
     """The rollout engine failed on some rank, and its retry too; raised on every rank together."""
 
 
+class RolloutStopped(RollVerifyError, RuntimeError):
+    """The run was asked to stop in a rollout, which is paused; on every rank together."""
+
+
 class TwinsError(RolloutError):
     """Ranks that must hold the same trajectories do not, so the run cannot go on."""
+
+
+class SilentRankError(RollVerifyError, RuntimeError):
+    """Ranks waited too long for another one, which the message names."""
 
 
 class LedgerError(RollVerifyError, RuntimeError):

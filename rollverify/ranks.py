@@ -7,7 +7,8 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,9 @@ class Ranks:
     group: dist.ProcessGroup | None = None
     """None for one rank, or for the whole world."""
 
+    num_entered: ClassVar[int] = 0
+    """Times that this process has told others something, or waits to."""
+
     @classmethod
     def of(cls, group: dist.ProcessGroup | None) -> "Ranks":
         """The ranks of a group; one rank alone where there is none."""
@@ -40,6 +44,12 @@ class Ranks:
         if not dist.is_initialized():
             return cls()
         return cls(rank=dist.get_rank(), size=dist.get_world_size())
+
+    @classmethod
+    def patient(cls) -> "Ranks":
+        """All ranks of the run, for waits that may take long, see `make_patient`."""
+        world = cls.world()
+        return cls(rank=world.rank, size=world.size, group=_patient.get("group"))
 
     @property
     def device(self) -> str:
@@ -112,6 +122,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values = [value] * self.size
+        Ranks.num_entered += 1
         dist.all_gather_object(values, value, group=self.group)
         return values
 
@@ -176,18 +187,30 @@ class Ranks:
         dtype: torch.dtype = torch.float64,
     ) -> list[Any]:
         row = torch.tensor(values, dtype=dtype, device=self.device)
+        Ranks.num_entered += 1
         dist.all_reduce(row, op=op, group=self.group)
         return row.tolist()
 
     def _all_gathered(self, row: Tensor) -> list[Tensor]:
         """Rows of one shape, by rank."""
         rows = [torch.zeros_like(row) for _ in range(self.size)]
+        Ranks.num_entered += 1
         dist.all_gather(rows, row, group=self.group)
         return rows
 
     def world_rank(self, rank: int) -> int:
         """One of these ranks -> its number in the world."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+
+_patient: dict[str, dist.ProcessGroup] = {}
+
+
+def make_patient(timeout_s: float) -> None:
+    """Give `Ranks.patient` a group of its own, whose waits end after `timeout_s`. Collective."""
+    if Ranks.world().size > 1:
+        group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        _patient["group"] = group
 
 
 def one_line(error: BaseException) -> str:

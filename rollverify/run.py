@@ -16,6 +16,7 @@ from rollverify.engine.engine import RolloutEngine
 from rollverify.engine.weight_sync import WeightSync
 from rollverify.evaluation.stage import Evaluation
 from rollverify.hooks import HookRegistry, StepState
+from rollverify.launch.pulse import Pulse
 from rollverify.launch.shutdown import StopRequest
 from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.report import final_report
@@ -61,6 +62,17 @@ class Run:
     reward: Reward = exact_answer
     """Closed at the end: it may own processes."""
 
+    def __post_init__(self) -> None:
+        """A signal ends a rollout or an evaluation on its way where the step takes too long."""
+        self.rollouter.has_stopped = lambda: self.stop.is_urgent
+        if self.evaluation is not None:
+            self.evaluation.evaluator.has_stopped = self._twins_have_stopped
+        self.pulse = Pulse(lambda: self.recorder.current_phase, self.stop)
+
+    def _twins_have_stopped(self) -> bool:
+        """Whether to leave an evaluation: twins leave it at the same engine step."""
+        return bool(self.rollouter.twins.ranks.largest(int(self.stop.is_urgent)))
+
     def start(self) -> None:
         """Write the config, push the weights to the engine, measure the base model. Collective.
 
@@ -73,10 +85,15 @@ class Run:
         self.hooks.log_order()
         self.recorder.log_config(to_json(self.config))
         self.weight_sync.push(self.first_step - 1)
-        if self.evaluation is not None and self.first_step == 1:
+        if self.evaluation is None:
+            return
+        done = self.first_step - 1
+        if done == 0:
             state = StepState(step=0, policy_version=0)
             state.metrics |= self.evaluation.run(0)
             self.recorder.log(state)
+        elif self.evaluation.is_due(done) and done not in self.evaluation.results:
+            self.evaluation.run(done)  # It was stopped on its way.
 
     def steps(self) -> Iterator[int]:
         """Steps that are left, until one rank was asked to stop. Collective: yes, per step."""
@@ -90,19 +107,14 @@ class Run:
     def _stop_agreed(self) -> bool:
         return bool(Ranks.world().largest(int(self.stop.requested)))
 
-    def finish(self) -> int:
-        """Save what was asked for, export, print the table; return the exit code. Collective."""
-        done = self.policy.step
-        if done < self.config.training.steps:
-            if self.config.checkpoint.save_on_interrupt and done > 0:
-                self.checkpointing.save(done)
-            self.finish_checkpoint()
-            self.stop.done()
-            if self.checkpointing.saved_step or self.first_step > 1:
-                logger.info("stopped after step %d; go on with --resume %s", done, self.folder)
-            else:
-                logger.info("stopped after step %d; nothing was saved", done)
-            return self.stop.exit_code
+    def finish(self, *, in_flight: bool = False) -> int:
+        """Save what was asked for, export, print the table; return the exit code. Collective.
+
+        `in_flight`: a rollout was stopped on its way and has generated something since the step.
+        """
+        is_evaluated = self.evaluation is None or not self.evaluation.is_pending
+        if self.policy.step < self.config.training.steps or not is_evaluated:
+            return self._finish_early(in_flight=in_flight)
         self.finish_checkpoint()
         if self.config.checkpoint.export_final:
             self.export(self.folder / "model")
@@ -113,6 +125,19 @@ class Run:
             threshold = self.config.verification.segment_threshold if verifies else None
             final_report(self.folder, results, self.recorder.unlogged_s, threshold)
         return 0
+
+    def _finish_early(self, *, in_flight: bool) -> int:
+        done = self.policy.step
+        saves = self.config.checkpoint.save_on_interrupt and done > 0
+        if saves:
+            (self.save_in_flight if in_flight else self.checkpointing.save)(done)
+        self.finish_checkpoint()
+        self.stop.done()
+        if saves or self.checkpointing.saved_step or self.first_step > 1:
+            logger.info("stopped after step %d; go on with --resume %s", done, self.folder)
+        else:
+            logger.info("stopped after step %d; nothing was saved", done)
+        return self.stop.exit_code
 
     def save_after_failure(self) -> None:
         """Keep what was generated when rollouts cannot go on; the caller raises. Collective.
@@ -135,6 +160,7 @@ class Run:
 
     def close(self) -> None:
         """Release engine, files and process group; a failure here never hides an earlier one."""
+        self.pulse.close()
         self.reward.close()
         for part in (self.recorder, self.engine, self.policy):
             try:

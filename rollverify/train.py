@@ -5,6 +5,7 @@ trainer moves to k + 1 in phase 2 and the engine follows in phase 4. What runs b
 listed in `build.py`.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING
 
 from rollverify.checkpoint.run_folder import resolve
 from rollverify.config.environment import set_defaults
-from rollverify.errors import EngineFailedError, NoSignalError
+from rollverify.errors import EngineFailedError, NoSignalError, RolloutStopped
 from rollverify.hooks import HookPoint, StepState
 from rollverify.launch.shutdown import die_with_parent, exit_at_once, write_rank_error
 from rollverify.log import init_logger
 
 if TYPE_CHECKING:
     from rollverify.build import Run
+
+logger = logging.getLogger(__name__)
 
 
 def train(run: "Run") -> None:
@@ -59,6 +62,9 @@ def train_to_end(run: "Run") -> int:
     """Train and finish, return the exit code; a failed rollout first saves what was in flight."""
     try:
         train(run)
+    except RolloutStopped as stopped:
+        logger.info("%s", stopped)
+        return run.finish(in_flight=True)
     except (EngineFailedError, NoSignalError):
         run.save_after_failure()
         raise
@@ -81,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     except BaseException as error:  # The rank's last line of defence: report, then end.
         if isinstance(error, SystemExit):
             raise
-        return write_rank_error(error)
+        return write_rank_error(error if run is None else run.pulse.explained(error))
     finally:  # after the report: closing may wait for ranks that have ended
         if run is not None:
             run.close()

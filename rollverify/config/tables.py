@@ -373,6 +373,10 @@ class ParallelismConfig(Table, frozen=True):
     """Ranks over which each matrix is split."""
     expert_parallel: Count = 1
     """Ranks over which experts are spread; 1 for dense models."""
+    timeout_s: Annotated[float, Field(ge=1, le=10**7)] = 600.0
+    """Seconds that ranks wait for one that is silent, before the run ends and names it."""
+    wait_timeout_s: Annotated[float, Field(ge=1, le=10**7)] = 43200.0
+    """The same where a rank may be busy for long: until an evaluation or a checkpoint is done."""
 
 
 class Config(Table, frozen=True):

@@ -1,7 +1,7 @@
 """Runs requests to their end where nothing is paused, and names and seeds those of evaluation."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rollverify.engine.engine import Completion, GenerationRequest, RolloutEngine
@@ -59,11 +59,12 @@ def run_problems(
     engine: RolloutEngine,
     problems: Iterable[tuple[int, Sequence[GenerationRequest]]],
     max_num_seqs: int | None = None,
+    has_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Index and completions, in the order of its requests, of each problem as it is complete.
 
     The engine is idle at first. The next problem is taken while it has fewer than `max_num_seqs`
-    requests; all are taken at once if that is None.
+    requests; all are taken at once if that is None. Once `has_stopped` says so the rest is left.
 
     Raises:
         RolloutError: if two requests share an id, or the engine returns an unknown request, one
@@ -84,6 +85,9 @@ def run_problems(
                 engine.add_request(request)
         if not engine.num_unfinished:
             break
+        if has_stopped():
+            engine.pause()
+            return
         for completion in engine.step():
             name = completion.request_id
             if name not in owners:
@@ -128,6 +132,11 @@ EVALUATION_SEED_OFFSET = 1 << 40
 def request_name(index: int, sample: int) -> str:
     """Request id of a test problem's greedy response, sample 0, or of a sampled one, 1..n."""
     return f"eval/{index}/{sample}"
+
+
+def sample_of(request_name: str) -> int:
+    """Number of a test problem's response, by its request id."""
+    return int(request_name.rpartition("/")[2])
 
 
 def problem_requests(

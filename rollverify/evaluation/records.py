@@ -66,6 +66,16 @@ class ProblemRecord:
         return sum(one.is_right for one in self.sampled)
 
 
+Responses = dict[int, ResponseRecord]
+"""Of one problem by number: 0 is greedy, 1 to k are sampled."""
+
+
+def problem_record(index: int, responses: Responses) -> ProblemRecord:
+    """All responses to the problem at a place of the test set, which names neither id nor gold."""
+    greedy, *sampled = (responses[number] for number in range(len(responses)))
+    return ProblemRecord(index=index, problem_id="", gold="", greedy=greedy, sampled=tuple(sampled))
+
+
 _RECORD = TypeAdapter(ProblemRecord)
 
 

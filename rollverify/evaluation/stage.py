@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rollverify.config.tables import EvaluationConfig
 from rollverify.evaluation.evaluator import Evaluator
-from rollverify.evaluation.records import ProblemRecord
+from rollverify.evaluation.records import ProblemRecord, Responses, problem_record
 from rollverify.evaluation.summary import summarize
 from rollverify.hooks import StepState
 from rollverify.metrics.statistics import sample_counts
@@ -20,7 +20,8 @@ class Evaluation:
     """Hook at AFTER_WEIGHT_SYNC; `run` can be called directly, too."""
 
     evaluator: Evaluator
-    """Of this rank's share of the problems, of which there may be none."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """That deal out the responses; each has an engine, or a part of one."""
     last_step: int
     """Evaluated in any case."""
     results: dict[int, dict[str, float]] = field(
@@ -28,26 +29,38 @@ class Evaluation:
     )
     """Metrics by step; step 0 is the base model. Part of a checkpoint."""
 
+    is_pending: bool = field(default=False, init=False)
+    """Whether the last one was stopped on its way, on some rank."""
+
     def __call__(self, state: StepState) -> None:
         """Evaluate when it is due. Collective over the world."""
+        if self.is_due(state.step):
+            state.metrics |= self.run(state.step)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the policy of a step is evaluated."""
         evaluation: EvaluationConfig = self.evaluator.settings
         every_steps = evaluation.every_steps
-        if (every_steps and state.step % every_steps == 0) or state.step == self.last_step:
-            state.metrics |= self.run(state.step)
+        return step == self.last_step or bool(every_steps and step % every_steps == 0)
 
     def run(self, step: int) -> dict[str, float]:
         """Metrics of `eval/` now, `step` steps into the run; equal on every rank, and remembered.
 
-        Collective over the world.
+        None if a rank was asked to stop meanwhile. Collective over the world.
         """
-        mine: list[ProblemRecord] = []
-        self.evaluator.run(mine.append)
+        mine: dict[int, Responses] = {}
+        self.evaluator.run_share(mine.__setitem__, self.ranks)
         # Else a resumed run, whose engine has no such keys and values, could round differently.
         self.evaluator.engine.reset_prefix_cache()
-        # Tensor ranks share problems; each counts once.
-        shares = Ranks.world().gather(mine)
-        by_index = {record.index: record for share in shares for record in share}
-        records = [by_index[index] for index in sorted(by_index)]
+        self.is_pending = bool(Ranks.patient().largest(int(self.evaluator.has_stopped())))
+        if self.is_pending:
+            return {}
+        # Twins have the same share; each response counts once.
+        responses: dict[int, Responses] = {}
+        for share in Ranks.world().gather(mine):
+            for index, some in share.items():
+                responses.setdefault(index, {}).update(some)
+        records = [problem_record(index, responses[index]) for index in sorted(responses)]
         metrics = evaluation_metrics(records, has_answers=self.evaluator.reward.has_answers)
         self.results[step] = metrics
         k = self.evaluator.settings.samples_per_problem

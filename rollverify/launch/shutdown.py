@@ -121,12 +121,14 @@ def read_rank_errors(folder: Path) -> list[RankError]:
 
 
 class StopRequest:
-    """Turns SIGINT and SIGTERM into a flag that the training loop reads between steps.
+    """Turns SIGINT and SIGTERM into flags that the training loop reads.
 
-    The first signal sets `requested` and starts a timer: if `done` is not called in time, the
-    process ends with exit code 128 + signal. A second signal ends it at once. A thread of its own
-    reads the signals, because Python's handlers wait while the main thread is inside a collective
-    or a kernel. Create it in the main thread, one per process, after vLLM and torch are set up.
+    The first signal sets `requested`, which is read between steps, and starts a timer. At half of
+    the time `is_urgent` says that a rollout or an evaluation must be left on its way; if `done` is
+    not called in time, the process ends with exit code 128 + signal. A second signal ends it at
+    once. A thread of its own reads the signals, because Python's handlers wait while the main
+    thread is inside a collective or a kernel. Create it in the main thread, one per process, after
+    vLLM and torch are set up.
     """
 
     def __init__(self, *, limit_s: float | None = None) -> None:
@@ -134,6 +136,9 @@ class StopRequest:
         self.limit_s = 0.8 * stop_grace_s() if limit_s is None else limit_s
         self.signal_number: int | None = None
         """The first signal, or None."""
+        self.is_urgent = False
+        """Whether what takes long is left on its way: the step will not end in time."""
+        self._is_of_others = False
         self._is_done = threading.Event()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -180,16 +185,25 @@ class StopRequest:
             number = received[0]
             if number not in (signal.SIGINT, signal.SIGTERM):
                 continue
-            if self.signal_number is not None:
+            if self.signal_number is not None and not self._is_of_others:
                 os._exit(128 + number)
-            self.signal_number = number
-            # The timer first: logging takes locks that a stuck main thread may hold.
-            threading.Thread(target=self._end_late, name="stop-timer", daemon=True).start()
-            logger.info("finishing this step; press Ctrl-C again to stop now")
+            self._is_of_others = False
+            self.take(number)
+
+    def take(self, number: int, *, of_others: bool = False) -> None:
+        """Stop as a signal asks for, once; `of_others`: it reached another rank."""
+        if self.signal_number is not None:
+            return
+        self.signal_number, self._is_of_others = number, of_others
+        # The timer first: logging takes locks that a stuck main thread may hold.
+        threading.Thread(target=self._end_late, name="stop-timer", daemon=True).start()
+        logger.info("finishing this step; press Ctrl-C again to stop now")
 
     def _end_late(self) -> None:
-        if not self._is_done.wait(self.limit_s):
-            os._exit(self.exit_code)
+        if not self._is_done.wait(self.limit_s / 2):
+            self.is_urgent = True
+            if not self._is_done.wait(self.limit_s / 2):
+                os._exit(self.exit_code)
 
     def _hold_signals(self) -> None:
         held = (signal.SIGINT, signal.SIGTERM)

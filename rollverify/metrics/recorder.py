@@ -98,6 +98,9 @@ class Recorder:
     """Draw a bar, if stderr is a terminal."""
 
     resume_step: int = 0
+    current_phase: str = field(default="its start", init=False)
+    """Entered last, in words."""
+
     unlogged_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
     """Seconds by phase since the newest line; the next one carries them."""
 
@@ -128,6 +131,7 @@ class Recorder:
         Without a state it is one that follows the step's line; the next line carries it.
         """
         start_s = time.perf_counter()
+        self.current_phase = name if state is None else f"{name} of step {state.step}"
         if self._step_start_s is None:
             self._step_start_s = start_s
         if self._bar is not None:

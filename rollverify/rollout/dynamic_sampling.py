@@ -49,6 +49,12 @@ class GroupChoice:
     settle: Callable[[], None]
     """Waits for rewards that are still missing."""
 
+    is_stopping: bool = field(default=False, init=False)
+    """Whether some rank of the world was asked to stop, at the last count."""
+
+    num_running: int = field(default=0, init=False)
+    """Requests in flight at the last count, over all ranks."""
+
     _judged: dict[int, bool] = field(default_factory=dict[int, bool], init=False)
     """Whether each complete group has a signal."""
 
@@ -73,13 +79,22 @@ class GroupChoice:
         """Forget the last phase: what it left may have been cut and sampled again."""
         self._judged = {}
 
-    def count(self, *, has_failed: bool) -> bool:
-        """Whether the phase ends: F_k is full, too few teach or an engine failed. Collective."""
+    def count(self, *, has_failed: bool, has_stopped: bool = False, num_running: int = 0) -> bool:
+        """Whether F_k is full or too few teach. Collective over the world.
+
+        Not while requests run that must end first, `num_running` on this rank; but at once if an
+        engine failed somewhere or some rank was asked to stop.
+        """
         self._judge()
         taught = self.buffer.num_complete - len(self._silent())
-        counts = [taught, len(self._silent()), int(has_failed)]
-        self._num_taught, self._num_silent, num_failed = self.ranks.sum_counts(counts)
-        return num_failed > 0 or self.num_missing == 0 or self._is_at_cap()
+        counts = [taught, len(self._silent()), int(has_failed), num_running]
+        summed = self.ranks.sum_counts(counts)
+        self._num_taught, self._num_silent, num_failed, self.num_running = summed
+        # Twins end a phase at the same step: one may have got the signal a step before another.
+        self.is_stopping = bool(Ranks.world().largest(int(has_stopped)))
+        if num_failed > 0 or self.is_stopping:
+            return True
+        return not self.num_running and (self.num_missing == 0 or self._is_at_cap())
 
     def select(self) -> list[dict[int, int]]:
         """Choose F_k, lowest ids first: tokens by group id, per data rank. Collective.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rollverify.config.tables import DynamicSamplingConfig, RolloutConfig
 from rollverify.engine.generation import GenerationStats
-from rollverify.errors import EngineFailedError
+from rollverify.errors import EngineFailedError, RolloutStopped
 from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.dynamic_sampling import GivenUp, GroupChoice
@@ -41,6 +41,10 @@ from rollverify.rollout.trajectory import (
 from rollverify.rollout.twins import Twins
 
 logger = logging.getLogger(__name__)
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(kw_only=True)
@@ -67,6 +71,9 @@ class Rollouter:
     dynamic_sampling: DynamicSamplingConfig
     has_signal: Callable[[Tensor], bool]
     """Of a whole group's rewards [n], float32."""
+
+    has_stopped: Callable[[], bool] = field(default_factory=lambda: _never, init=False)
+    """Whether this rank must stop; a phase then ends within `rollout.count_every` steps."""
 
     num_dropped: int = field(default=0, init=False)
     """Groups sent back to the queue so far."""
@@ -98,8 +105,8 @@ class Rollouter:
         """Run one phase under the engine's version (RollVerify Section 4.1). Collective.
 
         Gives F_k (this rank's share: groups whole, balanced by tokens, by group and sample), and
-        U_k. After an EngineFailedError (some engine failed twice) or a NoSignalError all that was
-        generated is in the buffers, paused.
+        U_k. After an EngineFailedError (some engine failed twice), a NoSignalError or a
+        RolloutStopped all that was generated is in the buffers, paused.
         """
         self._choice.begin()
         if self.is_on_policy:
@@ -158,20 +165,21 @@ class Rollouter:
             self._draw_group()
         waiting = self._waiting(policy_version)
         self.loop.begin(policy_version, min(self.max_num_seqs, max(1, len(waiting))))
-        failure = self._run_to_end(waiting)
-        while not self._choice.count(has_failed=failure is not None):
-            failure = self._run_to_end(self._refill())
+        failure = self._tried(lambda: self._start_all(waiting))
+        while not self._is_over(failure, self.loop.num_in_flight):
+            if not self._choice.num_running:
+                failure = self._tried(lambda: self._start_all(self._refill()))
+            failure = failure or self._tried(self._step_running)
         self._pause_all(failure)
 
-    def _run_to_end(self, waiting: list[TensorDict]) -> EngineFailedError | None:
-        try:
-            for trajectory in waiting:
-                self._start(trajectory)
-            while self.loop.num_in_flight:
+    def _start_all(self, waiting: list[TensorDict]) -> None:
+        for trajectory in waiting:
+            self._start(trajectory)
+
+    def _step_running(self) -> None:
+        for _ in range(self._count_every):
+            if self.loop.num_in_flight:
                 self.loop.step()
-        except EngineFailedError as error:
-            return error
-        return None
 
     def _refill(self) -> list[TensorDict]:
         """Draw what the batch lacks: over all ranks the groups that come next by their ids."""
@@ -183,20 +191,40 @@ class Rollouter:
         """Keep the engine full until the ranks together hold a batch of complete groups."""
         waiting = deque(self._waiting(policy_version))
         self.loop.begin(policy_version, min(self.max_num_seqs, self.num_in_flight))
-        # One rank alone counts at every step: it costs nothing.
-        count_every = self.rollout.count_every if self.ranks.size > 1 else 1
         failure = None
-        while not self._choice.count(has_failed=failure is not None):
-            try:
-                for _ in range(count_every):
-                    self._fill(waiting)
-                    self.loop.step()
-            except EngineFailedError as error:
-                failure = error
+        while not self._is_over(failure):
+            failure = self._tried(lambda: self._fill_and_step(waiting))
         self._pause_all(failure)
 
+    def _fill_and_step(self, waiting: deque[TensorDict]) -> None:
+        for _ in range(self._count_every):
+            self._fill(waiting)
+            self.loop.step()
+
+    @property
+    def _count_every(self) -> int:
+        """Engine steps between two counts; one rank alone counts at each: it costs nothing."""
+        return self.rollout.count_every if self.ranks.size > 1 else 1
+
+    @staticmethod
+    def _tried(action: Callable[[], None]) -> EngineFailedError | None:
+        try:
+            action()
+        except EngineFailedError as error:
+            return error
+        return None
+
+    def _is_over(self, failure: EngineFailedError | None, num_running: int = 0) -> bool:
+        return self._choice.count(
+            has_failed=failure is not None,
+            has_stopped=self.has_stopped(),
+            num_running=num_running,
+        )
+
     def _pause_all(self, failure: EngineFailedError | None) -> None:
-        """Take back what runs, if the engine answers; raise everywhere if one failed. Collective.
+        """Take back what runs, if the engine answers. Collective.
+
+        Raises everywhere if an engine failed or a rank was asked to stop.
 
         Over the world: twins may have an engine each.
         """
@@ -214,6 +242,8 @@ class Rollouter:
         for message in messages:
             if message is not None:
                 raise EngineFailedError(f"another rank: {message}")
+        if self._choice.is_stopping:
+            raise RolloutStopped("the rollout was paused: the run was asked to stop")
 
     def _waiting(self, policy_version: int) -> list[TensorDict]:
         """Unfinished trajectories: those with tokens, then empty ones, by group and sample."""

@@ -6,6 +6,7 @@ They roll out together and each of the data ranks among them trains on, and scor
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -99,7 +100,9 @@ def deal_out(sizes: Mapping[int, int], num_parts: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def roll_out_ranks(engine_ranks: int, tensor_ranks: int) -> tuple[Ranks, Twins]:
+def roll_out_ranks(
+    engine_ranks: int, tensor_ranks: int, *, timeout_s: float
+) -> tuple[Ranks, Twins]:
     """(ranks with different responses, this rank's twins) of the world. Collective.
 
     `engine_ranks` hold one engine, `tensor_ranks` train on the same sequences; one divides the
@@ -111,11 +114,12 @@ def roll_out_ranks(engine_ranks: int, tensor_ranks: int) -> tuple[Ranks, Twins]:
         return world, Twins()
     units = [list(range(first, first + size)) for first in range(0, world.size, size)]
     across = [list(ranks) for ranks in zip(*units, strict=True)]
-    twins = Twins(ranks=_own_ranks(units), num_parts=size // tensor_ranks)
-    return _own_ranks(across), twins
+    twins = Twins(ranks=_own_ranks(units, timeout_s), num_parts=size // tensor_ranks)
+    return _own_ranks(across, timeout_s), twins
 
 
-def _own_ranks(groups: list[list[int]]) -> Ranks:
+def _own_ranks(groups: list[list[int]], timeout_s: float) -> Ranks:
     """The one of these groups, which share out the world, that holds this rank. Collective."""
-    group: Any = dist.new_subgroups_by_enumeration(groups)[0]
+    timeout = timedelta(seconds=timeout_s)
+    group: Any = dist.new_subgroups_by_enumeration(groups, timeout=timeout)[0]
     return Ranks.of(group)

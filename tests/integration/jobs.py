@@ -53,6 +53,7 @@ def start(
     ranks: int = 1,
     settings: dict[str, Any] | None = None,
     kill_at: str = "",
+    grace_s: float = 10.0,
 ) -> subprocess.Popen[str]:
     """Start a job; its folder is the only one below <workspace>/<name>.
 
@@ -62,7 +63,7 @@ def start(
     words = [word for key, value in values.items() for word in (f"--{key}", str(value))]
     output = [] if "--resume" in flags else ["--run.output_dir", str(workspace / name)]
     launcher = ["-m", "rollverify.launch", "--nproc", str(ranks), "--"]
-    variables = {"OMP_NUM_THREADS": "1"}
+    variables = {"OMP_NUM_THREADS": "1", "ROLLVERIFY_STOP_GRACE_S": str(grace_s)}
     if kill_at:
         launcher = ["-c", _LAUNCH, str(ranks)]
         variables |= {"KILL_AT": kill_at, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}

@@ -1,6 +1,8 @@
 """The main job on two ranks: the switch to on-policy, kills in every phase, fewer ranks later."""
 
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from integration.jobs import (
     in_flight,
     records,
     start,
+    wait_for_step,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.distributed]
@@ -83,6 +86,39 @@ def test_one_engine_over_two_ranks_killed_and_resumed_equals_the_uninterrupted_r
     folder = folder_of(workspace, "shared-broken")
     finish(start(workspace, "shared-broken", "--resume", str(folder), **options))
     assert_same_run(folder, whole, step=4)
+
+
+def test_a_rollout_that_will_not_end_in_time_is_paused_and_saved_at_a_signal(
+    workspace: Path,
+) -> None:
+    """On both ranks: an engine step takes a second. The resumed run goes on with all of it."""
+    settings = {"training.steps": 3, "rollout.count_every": 1}
+    options: dict[str, Any] = {"ranks": 2, "settings": settings, "grace_s": 6.0}
+    job = start(workspace, "preempted", kill_at="slow:3:1", **options)
+    folder = wait_for_step(workspace, "preempted", 2)
+    time.sleep(1.0)
+    before, begin = records(folder)[2], time.monotonic()
+    job.send_signal(signal.SIGTERM)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 143 and time.monotonic() - begin < 6, output[-2000:]
+    assert "the rollout was paused" in output and max(records(folder)) == 2
+    held = [in_flight(folder, rank, 2)[1]["buffer"]["generated"] for rank in range(2)]
+    assert sum(held) > before["tokens/generated"]
+    finish(start(workspace, "preempted", "--resume", str(folder), **options))
+    assert_nothing_lost(folder)
+    last = records(folder)[3]
+    assert last["tokens/generated"] == sum(held) + last["rollout/num_tokens"]
+
+
+def test_a_rank_that_hangs_is_named_with_its_phase(workspace: Path) -> None:
+    settings = {"parallelism.timeout_s": 5, "evaluation.enable": "false"}
+    job = start(workspace, "hanging", ranks=2, settings=settings, kill_at="hang:2:1")
+    output, _ = job.communicate(timeout=120)
+    assert job.returncode == 1, output[-2000:]
+    assert output.splitlines()[-1] == (
+        "error: rank 0: SilentRankError: the others have waited too long (parallelism.timeout_s) "
+        "for 1 of 2 ranks: rank 1 is in rollout of step 2"
+    )
 
 
 def test_one_rank_goes_on_where_two_ranks_stopped(two_ranks: Path, workspace: Path) -> None:

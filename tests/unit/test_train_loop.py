@@ -14,7 +14,7 @@ from support.fakes import FakeEngine
 
 from rollverify.checkpoint.checkpoint import Checkpointing
 from rollverify.config.load import load_config
-from rollverify.errors import EngineFailedError, NoSignalError
+from rollverify.errors import EngineFailedError, NoSignalError, RolloutStopped
 from rollverify.hooks import HookPoint, HookRegistry, StepState
 from rollverify.metrics.recorder import Recorder
 from rollverify.run import Run
@@ -51,7 +51,11 @@ class LoggingRecorder(Recorder):
 class FakeEvaluation:
     def __init__(self, events: list[str]) -> None:
         self.results: dict[int, dict[str, float]] = {}
+        self.is_pending = False
         self._events = events
+
+    def is_due(self, step: int) -> bool:
+        return step == 2
 
     def run(self, step: int) -> dict[str, float]:
         self._events.append(f"evaluate@{step}")
@@ -211,6 +215,39 @@ def test_a_resumed_run_does_not_pass_its_model_off_as_the_base_model(tmp_path):
     run.evaluation = FakeEvaluation(events)  # Evaluation was off in the first part of the run.
     run.start()
     assert events == ["sync@1"]
+
+
+def test_a_resumed_run_makes_up_for_an_evaluation_that_was_stopped(tmp_path):
+    run, events = make_run(tmp_path, first_step=3)
+    run.policy.step = 2
+    run.evaluation = FakeEvaluation(events)
+    run.start()
+    assert events == ["sync@2", "evaluate@2"]
+    assert run.finish() == 0
+
+
+def test_a_run_stopped_in_its_last_evaluation_is_not_finished(tmp_path):
+    run, events = make_run(tmp_path)
+    train(run)
+    run.evaluation = FakeEvaluation(events)
+    run.evaluation.is_pending = run.stop.requested = True
+    assert run.finish() == 130
+    assert events[12:] == ["save@2", "done"]  # Nothing is exported.
+
+
+def test_a_stop_in_a_rollout_saves_what_it_has_generated(tmp_path):
+    """The second rollout is paused: the trainer holds step 1."""
+    run, events = make_run(tmp_path)
+
+    def collect(version: int) -> tuple[list[Any], list[Any]]:
+        if version == 1:
+            run.stop.requested = True
+            raise RolloutStopped("asked to stop")
+        return [], []
+
+    run.rollouter = SimpleNamespace(collect=collect)
+    assert train_to_end(run) == 130
+    assert events[5:] == ["save in flight@1", "done"]
 
 
 def test_a_stop_request_is_answered_between_two_steps(tmp_path):

@@ -10,6 +10,7 @@ from support.fakes import FakeEngine
 from unit.evaluation.examples import Answers, encoded, evaluator
 
 from rollverify.evaluation.stage import Evaluation
+from rollverify.ranks import Ranks
 
 NUM_PROBLEMS, NUM_SAMPLES = 5, 4
 # Lengths of the greedy response and the sampled ones; 6 is the limit.
@@ -31,12 +32,13 @@ def evaluate(rank: int, world_size: int, num_problems: int = NUM_PROBLEMS) -> di
     }
     share = evaluator(
         FakeEngine(stop_after=stops),
-        encoded(num_problems, lambda ids: float(len(ids) % 2 == 0))[rank::world_size],
+        encoded(num_problems, lambda ids: float(len(ids) % 2 == 0)),
         Answers(rank, answer_of),  # Threads on one of them.
         samples_per_problem=NUM_SAMPLES,
         max_response_tokens=6,
     )
-    return Evaluation(evaluator=share, last_step=1).run(0)
+    ranks = Ranks(rank=rank, size=world_size)
+    return Evaluation(evaluator=share, ranks=ranks, last_step=1).run(0)
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:

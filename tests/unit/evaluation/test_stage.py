@@ -12,6 +12,7 @@ from rollverify.evaluation.stage import Evaluation
 from rollverify.evaluation.summary import summarize
 from rollverify.hooks import StepState
 from rollverify.metrics.names import is_declared
+from rollverify.ranks import Ranks
 from rollverify.rewards import Reward
 from rollverify.rollout.prompt_queue import EncodedPrompt
 
@@ -66,21 +67,30 @@ def test_one_response_is_greedy_and_the_others_are_sampled():
     assert len({request.seed for request in engine.requests}) == 9
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.mark.parametrize("world_size", [2, 3, 5, 11])
 def test_ranks_together_ask_for_every_response_once_with_the_same_seeds(world_size):
-    """DH03: shares are disjoint and complete, also where a rank gets nothing."""
+    """DH03: shares of the 9 are disjoint, complete and even, also where a rank gets nothing."""
 
     def asked(rank: int, size: int) -> list[tuple[str, int, tuple[int, ...]]]:
         engine = FakeEngine()
-        stage = evaluation(engine, encoded(3, grade)[rank::size])
-        if engine_share := range(rank, 3, size):
-            stage.run(0)
-        assert len(engine.requests) == 3 * len(engine_share)
+        ranks = Ranks(rank=rank, size=size)
+        evaluation(engine).evaluator.run_share(lambda *_: None, ranks)
+        assert len(engine.requests) == len(range(rank, 9, size))
         return [(one.request_id, one.seed, one.token_ids) for one in engine.requests]
 
     alone = asked(0, 1)
     together = [one for rank in range(world_size) for one in asked(rank, world_size)]
     assert sorted(together) == sorted(alone)
+
+
+def test_an_evaluation_that_is_stopped_says_nothing_and_is_still_to_be_done():
+    engine = FakeEngine(stop_after=STOPS)
+    stage = evaluation(engine)
+    stage.evaluator.has_stopped = lambda: engine.num_steps == 2
+    assert stage.run(4) == {} and stage.results == {} and stage.is_pending
+    assert engine.num_steps == 2 and engine.num_unfinished == 0
+    stage.evaluator.has_stopped = lambda: False
+    assert stage.run(4) == stage.results[4] != {} and not stage.is_pending
 
 
 def test_two_evaluations_use_the_same_seeds():

@@ -7,7 +7,7 @@ from support.rollout_parts import Parts, make_parts, names
 
 from rollverify.engine.engine import Completion, GenerationRequest
 from rollverify.engine.generation import request_seed
-from rollverify.errors import EngineFailedError, UnverifiedTrajectoryError
+from rollverify.errors import EngineFailedError, RolloutStopped, UnverifiedTrajectoryError
 from rollverify.rollout.trajectory import Status
 
 SHORT, LONG = 4, 25
@@ -264,3 +264,22 @@ def test_a_second_engine_failure_ends_the_phase_and_names_the_trajectories():
     parts.check()
     finished, _ = parts.collect(0)
     assert names(finished) == [(0, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("is_on_policy", [False, True])
+def test_a_rollout_that_is_asked_to_stop_pauses_and_goes_on_later(is_on_policy):
+    """Three steps of the first phase; afterwards the tokens are those of a run never stopped."""
+    whole = make_parts(short_and_long(), is_on_policy=is_on_policy)
+    expected = whole.collect(0)
+    parts = make_parts(short_and_long(), is_on_policy=is_on_policy)
+    parts.rollouter.has_stopped = lambda: parts.engine.num_steps == 3
+    with pytest.raises(RolloutStopped):
+        parts.collect(0)
+    assert parts.engine.num_unfinished == 0 and parts.buffer.num_tokens > 0
+    assert parts.ledger.counts()["running"] == 0
+    parts.check()
+    parts.rollouter.has_stopped = lambda: False
+    for ours, theirs in zip(parts.collect(0), expected, strict=True):
+        assert names(ours) == names(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert one["response_ids"].tolist() == other["response_ids"].tolist()

@@ -46,7 +46,7 @@ def scored(twins: Twins, data_ranks: Ranks, batch: list[Any]) -> dict[str, Any]:
 def main(rank: int, world_size: int, folder: Path) -> None:
     seen = []
     for engine, tensor in LAYOUTS:
-        ranks, twins = roll_out_ranks(engine, tensor)
+        ranks, twins = roll_out_ranks(engine, tensor, timeout_s=30)
         own = twins.own_groups(BATCH)
         seen.append(
             {
