@@ -105,7 +105,11 @@ class Run:
             self.policy.step = step
 
     def _stop_agreed(self) -> bool:
-        return bool(Ranks.world().largest(int(self.stop.requested)))
+        """Whether some rank got a signal, which is then that of all."""
+        number = Ranks.world().largest(self.stop.signal_number or 0)
+        if number:
+            self.stop.take(number, of_others=True)
+        return number > 0
 
     def finish(self, *, in_flight: bool = False) -> int:
         """Save what was asked for, export, print the table; return the exit code. Collective.
@@ -127,6 +131,7 @@ class Run:
         return 0
 
     def _finish_early(self, *, in_flight: bool) -> int:
+        self._stop_agreed()
         done = self.policy.step
         saves = self.config.checkpoint.save_on_interrupt and done > 0
         if saves:

@@ -15,7 +15,7 @@ from rollverify.checkpoint.run_folder import resolve
 from rollverify.config.environment import set_defaults
 from rollverify.errors import EngineFailedError, NoSignalError, RolloutStopped
 from rollverify.hooks import HookPoint, StepState
-from rollverify.launch.shutdown import die_with_parent, exit_at_once, write_rank_error
+from rollverify.launch.shutdown import die_with_parent, exit_at_once, mark, write_rank_error
 from rollverify.log import init_logger
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def train_to_end(run: "Run") -> int:
 def main(argv: Sequence[str]) -> int:
     """Build the run of a command line, train, report; return the exit code."""
     die_with_parent()
+    mark("begun")
     set_defaults()
     init_logger(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     run = None

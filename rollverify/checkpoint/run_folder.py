@@ -1,9 +1,13 @@
 """Where a run lives on disk: config.toml, config.json, checkpoints/, tb/, metrics.jsonl, model/."""
 
+import json
+import os
+import secrets
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rollverify.config.dump import diff, to_json, to_toml
 from rollverify.config.load import LoadedConfig, load_config
@@ -16,6 +20,8 @@ if TYPE_CHECKING:  # the launcher reads folders without torch
 
 CONFIG_TOML = "config.toml"
 LATEST = "latest"
+SHARED_WITHIN_S = 10.0
+"""After which a file of another machine must be seen."""
 
 
 def resolve(argv: Sequence[str]) -> tuple[LoadedConfig, Path | None]:
@@ -83,6 +89,57 @@ def create_together(config: Config, world: "Ranks") -> Path:
         raise found
     assert found is not None
     return found
+
+
+def check_shared(folder: Path, config: Config, world: "Ranks") -> None:
+    """Refuse a run folder that some machine does not see, and other settings there. Collective.
+
+    Every rank writes its part of a checkpoint into the folder. One machine has nothing to check.
+    """
+    if int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) >= world.size:
+        return
+    hosts = world.gather(socket.gethostname())
+    first, *others = world.gather(to_json(config))
+    for rank, (host, text) in enumerate(zip(hosts[1:], others, strict=True), start=1):
+        if text != first:
+            keys = _leaves(json.loads(text)) - _leaves(json.loads(first))
+            raise ConfigError(
+                f"rank {rank} on {host} was started with other settings than rank 0 on {hosts[0]} "
+                f"({', '.join(sorted(key for key, _ in keys)[:3])}); give every node the same"
+            )
+    token = world.from_first(secrets.token_hex(8))
+    file = folder / f".shared-{token}"
+    if world.rank == 0:
+        write_atomic(file, token)
+    world.from_first(None)
+    unseen = [rank for rank, seen in enumerate(world.gather(_appears(file))) if not seen]
+    if world.rank == 0:
+        file.unlink(missing_ok=True)
+    if unseen:
+        raise ConfigError(
+            f"rank {unseen[0]} on {hosts[unseen[0]]} does not see {folder}, the run folder of rank "
+            f"0 on {hosts[0]}; several nodes need storage that all share: give its path, the same "
+            "everywhere, as --run.output-dir"
+        )
+
+
+def _leaves(table: dict[str, Any], prefix: str = "") -> set[tuple[str, str]]:
+    """(key with dots, value) of all settings."""
+    found: set[tuple[str, str]] = set()
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        found |= _leaves(value, f"{name}.") if isinstance(value, dict) else {(name, repr(value))}
+    return found
+
+
+def _appears(file: Path) -> bool:
+    """Whether a file is there, maybe late: folders of network storage are cached."""
+    deadline = time.monotonic() + SHARED_WITHIN_S
+    while not file.is_file():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def changed_settings(folder: Path, config: Config) -> list[str]:

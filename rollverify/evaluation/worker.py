@@ -19,7 +19,7 @@ from rollverify.engine.model_folder import ModelFolder, read_model_folder
 from rollverify.evaluation.evaluator import Evaluator
 from rollverify.evaluation.records import Identity, ProblemRecord, RecordFile
 from rollverify.launch.devices import check_devices
-from rollverify.launch.shutdown import die_with_parent, exit_at_once, write_rank_error
+from rollverify.launch.shutdown import die_with_parent, exit_at_once, mark, write_rank_error
 from rollverify.log import init_logger
 from rollverify.rewards import Reward
 from rollverify.rollout.inputs import (
@@ -164,6 +164,7 @@ def _report_ungraded(counts: Mapping[str, int]) -> None:
 def main(argv: Sequence[str]) -> int:
     """Evaluate the model of a command line; return the exit code."""
     die_with_parent()
+    mark("begun")
     set_defaults()
     init_logger(rank=0)
     try:

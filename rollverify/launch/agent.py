@@ -4,17 +4,19 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from rollverify.launch.shutdown import (
+    BEFORE_ALL,
     ERROR_DIR_VARIABLE,
     RankError,
     die_with_parent,
+    read_rank_errors,
     save_rank_error,
 )
 
-_BEFORE_ALL = 0.0
 _BY_AGENT = {signal.SIGTERM, signal.SIGINT}
 _CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
@@ -30,7 +32,7 @@ def killed_rank_error(rank: int, exitcode: int, timestamp: float) -> RankError |
     hint = "; the kernel does this when memory runs out" if -exitcode == signal.SIGKILL else ""
     return RankError(
         rank=rank,
-        time=_BEFORE_ALL if -exitcode in _CRASHES else timestamp,
+        time=BEFORE_ALL if -exitcode in _CRASHES else timestamp,
         kind="internal",
         message=f"the process was ended by {name}{hint}",
         traceback="",
@@ -45,6 +47,8 @@ def _report_at_once(folder: Path) -> None:
     """
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
+    from rollverify.launch.rendezvous import BoundRendezvous
+
     capture = SubprocessContext._capture_process_failures
 
     def capture_and_report(context: SubprocessContext, done_local_ranks: set[int]) -> None:
@@ -55,28 +59,43 @@ def _report_at_once(folder: Path) -> None:
             report = killed_rank_error(rank, failure.exitcode, float(failure.timestamp))
             if report:
                 save_rank_error(report, folder)
+        relay = BoundRendezvous.relay
+        if is_first and relay and read_rank_errors(folder):
+            threading.Thread(target=relay.say_last_words, name="last-words", daemon=True).start()
 
     SubprocessContext._capture_process_failures = capture_and_report  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run torchrun with these arguments; exit code 0, 1, or 128 + signal."""
+    """Run torchrun with these arguments; exit code 0, 1, or 128 + signal.
+
+    The signal may have reached another node: its ranks then end with that code.
+    """
     die_with_parent()
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
     # Its warnings repeat, at length, what the ranks report themselves.
     logging.disable(logging.ERROR)
+    from rollverify.launch.rendezvous import LAST_WORDS_S, BoundRendezvous
+
+    static_tcp_rendezvous.StaticTCPRendezvous = BoundRendezvous
     folder = os.environ.get(ERROR_DIR_VARIABLE)
     if folder:
+        BoundRendezvous.folder = Path(folder)
+        BoundRendezvous.ranks_per_node = int(argv[argv.index("--nproc-per-node") + 1])
         _report_at_once(Path(folder))
     try:
         torchrun.main(list(argv))
     except SignalException as stop:
         return 128 + int(stop.sigval)
-    except ChildFailedError:
-        return 1
+    except ChildFailedError as failed:
+        if relay := BoundRendezvous.relay:
+            relay.last_words_said.wait(LAST_WORDS_S)
+        codes = {failure.exitcode for failure in failed.failures.values()}
+        return max(codes) if codes <= {128 + number for number in _BY_AGENT} else 1
     return 0
 
 

@@ -1,7 +1,8 @@
 """Front end of a run: checks the config, prepares the base model if needed, starts the ranks.
 
-It imports no torch, so a typo in a config costs a second. It owns every process of the run: signals
-reach them once, and none outlives it. One rank is a plain child; more ranks go through torchrun.
+It imports no torch, so a typo in a config costs a second. It owns every process of the run on its
+machine: signals reach them once, and none outlives it. One rank is a plain child; more ranks go
+through torchrun.
 """
 
 import math
@@ -27,11 +28,13 @@ from rollverify.errors import (
     RollVerifyError,
     exit_code,
 )
+from rollverify.launch.nodes import Nodes, read_nodes
 from rollverify.launch.processes import TOKEN_VARIABLE, end_processes, start_guard
 from rollverify.launch.shutdown import (
     ERROR_DIR_VARIABLE,
     RankError,
     die_with_parent,
+    left_early,
     read_rank_errors,
     stop_grace_s,
 )
@@ -124,29 +127,36 @@ def rank_stage(module: str, argv: Sequence[str]) -> tuple[list[str], dict[str, s
 
 
 def torchrun_stage(
-    module: str, argv: Sequence[str], ranks: int
+    module: str, argv: Sequence[str], ranks: int, nodes: Nodes
 ) -> tuple[list[str], dict[str, str]]:
-    """Command and variables of a stage with several ranks, which use torchrun's store (port 0)."""
-    options = ["--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"]
-    options += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    """Command and variables of a stage with several ranks, so many here, on one node or more."""
+    options = ["--nproc-per-node", str(ranks), "--rdzv-backend", "static"]
+    options += ["--nnodes", str(nodes.count), "--node-rank", str(nodes.rank)]
+    options += ["--master-addr", nodes.address, "--master-port", str(nodes.port)]
     options += ["--max-restarts", "0", "--shutdown-timeout", str(math.ceil(stop_grace_s()))]
     command = [sys.executable, "-m", "rollverify.launch.agent", *options, "--module", module, *argv]
     return command, {}
 
 
 def launch(
-    argv: Sequence[str], ranks: int, *, needs_prepare: bool, modules: Modules | None = None
+    argv: Sequence[str],
+    ranks: int,
+    *,
+    needs_prepare: bool,
+    modules: Modules | None = None,
+    nodes: Nodes | None = None,
 ) -> int:
-    """Run the stages of a job, and print the first cause last if one fails.
+    """Run this node's part of a job, so many ranks, and print the first cause last if one fails.
 
     Returns 0; 2 for user errors; 128 + signal if asked to stop; otherwise 1.
     """
+    nodes = nodes or Nodes()
     modules = modules or Modules()
     stages = [(modules.prepare, rank_stage(modules.prepare, argv))] if needs_prepare else []
-    if ranks == 1:
+    if ranks * nodes.count == 1:
         stages.append((modules.train, rank_stage(modules.train, argv)))
     else:
-        stages.append((modules.train, torchrun_stage(modules.train, argv, ranks)))
+        stages.append((modules.train, torchrun_stage(modules.train, argv, ranks, nodes)))
     with Supervisor() as supervisor:
         for name, (command, variables) in stages:
             code = supervisor.run(command, variables)
@@ -156,9 +166,13 @@ def launch(
                 print(f"stopped by {first.name}", file=sys.stderr, flush=True)
                 return 128 + first
             if errors:
-                return _print_errors(errors, ranks)
+                return _print_errors(errors, ranks * nodes.count)
             if code != 0:
                 return _print_exit(name, code)
+            early = left_early(supervisor.folder)
+            if early:
+                print(f"error: rank {early[0]} left before the end", file=sys.stderr, flush=True)
+                return FAILURE_EXIT_CODE
     return 0
 
 
@@ -177,6 +191,9 @@ def _print_errors(errors: Sequence[RankError], ranks: int) -> int:
 def _print_exit(name: str, code: int) -> int:
     """Say how a stage without a report ended; returns the exit code."""
     if code == USER_ERROR_EXIT_CODE:  # it has already said why
+        return code
+    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        print(f"stopped by {signal.Signals(code - 128).name}, which reached another node or rank")
         return code
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     hint = "; the kernel does this when memory runs out" if code == -signal.SIGKILL else ""
@@ -204,11 +221,12 @@ def main(argv: Sequence[str]) -> int:
     """Check the command line, then run the job or plan it; returns the exit code."""
     try:
         ranks, job = _split(argv)
+        nodes = read_nodes(os.environ)
         if DRY_RUN in job:
-            return _dry_run(ranks, [flag for flag in job if flag != DRY_RUN])
+            return _dry_run(ranks * nodes.count, [flag for flag in job if flag != DRY_RUN])
         config = resolve(job)[0].config
-        check_world_size(config, ranks)
+        check_world_size(config, ranks * nodes.count)
     except RollVerifyError as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_code(error)
-    return launch(job, ranks, needs_prepare=config.model.path == "")
+    return launch(job, ranks, needs_prepare=config.model.path == "", nodes=nodes)

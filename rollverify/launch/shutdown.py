@@ -1,5 +1,6 @@
 """How one rank ends: on request within a bounded time, with its parent, or with an error report."""
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -28,6 +29,9 @@ ERROR_DIR_VARIABLE = "ROLLVERIFY_ERROR_DIR"
 
 STOP_GRACE_VARIABLE = "ROLLVERIFY_STOP_GRACE_S"
 """Environment variable: seconds from Ctrl-C to the end of every process, default 10."""
+
+BEFORE_ALL = 0.0
+"""Time of a report that is the first cause, whatever others say earlier."""
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -70,8 +74,26 @@ def die_with_parent() -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def mark(what: Literal["begun", "ended"]) -> None:
+    """Tell the launcher how far this rank is: one that leaves with code 0 on its way has failed."""
+    folder = os.environ.get(ERROR_DIR_VARIABLE)
+    if folder:
+        with contextlib.suppress(OSError):
+            Path(folder, f"{what}-{os.environ.get('RANK', '0')}").touch()
+
+
+def left_early(folder: Path) -> list[int]:
+    """Ranks that have begun and not ended, by their marks."""
+    begun, ended = (
+        {int(file.name.rpartition("-")[2]) for file in folder.glob(f"{what}-*")}
+        for what in ("begun", "ended")
+    )
+    return sorted(begun - ended)
+
+
 def exit_at_once(code: int) -> None:
     """End without the interpreter's teardown, in which native libraries print leak reports."""
+    mark("ended")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -3,10 +3,12 @@
 The result is kept in a cache folder named after the content of the [prepare] table.
 """
 
+import contextlib
 import json
 import logging
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -52,7 +54,7 @@ def prepare_base_model(prepare: PrepareConfig) -> Path:
         noise_low=prepare.noise_low,
         noise_high=prepare.noise_high,
     )
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial = target.with_name(f".{target.name}.partial-{socket.gethostname()}-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     start_s = time.perf_counter()
     logger.info(
@@ -67,7 +69,9 @@ def prepare_base_model(prepare: PrepareConfig) -> Path:
         report = train_base_model(task, prepare, partial)
         report["seconds"] = round(time.perf_counter() - start_s, 1)
         (partial / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
-        if not is_prepared(prepare):
+        with contextlib.suppress(OSError):
+            partial.rename(target)
+        if not is_prepared(prepare):  # Else another process or machine was first.
             partial.rename(target)
     except OSError as error:
         raise ConfigError(

@@ -27,8 +27,19 @@ class FakeStop:
     """A stop request that a test can make."""
 
     def __init__(self, events: list[str]) -> None:
-        self.requested = False
+        self.signal_number: int | None = None
         self._events = events
+
+    @property
+    def requested(self) -> bool:
+        return self.signal_number is not None
+
+    @requested.setter
+    def requested(self, value: bool) -> None:
+        self.signal_number = 2 if value else None
+
+    def take(self, number: int, *, of_others: bool) -> None:
+        self.signal_number = self.signal_number or number
 
     @property
     def exit_code(self) -> int:

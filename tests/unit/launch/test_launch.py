@@ -22,6 +22,7 @@ from support.launch_workers import (
 )
 
 from rollverify.launch.launcher import main, rank_stage, torchrun_stage
+from rollverify.launch.nodes import Nodes
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -226,7 +227,8 @@ def test_bad_command_line_is_one_line_without_torch(flags: list[str], message: s
 def test_ports_are_chosen_while_they_are_bound() -> None:
     """PX03: port 0 everywhere, so there is no time between a look-up and a bind."""
     _, variables = rank_stage("m", [])
-    command, more = torchrun_stage("m", ["--a"], 2)
+    command, more = torchrun_stage("m", ["--a"], 2, Nodes())
     assert variables["MASTER_PORT"] == "0"
-    assert command[command.index("--rdzv-endpoint") + 1] == "127.0.0.1:0"
+    assert command[command.index("--master-addr") + 1] == "127.0.0.1"
+    assert command[command.index("--master-port") + 1] == "0"
     assert command[-3:] == ["--module", "m", "--a"] and more == {}
