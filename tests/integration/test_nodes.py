@@ -18,12 +18,13 @@ from integration.jobs import (
     assert_same_run,
     folder_of,
     in_flight,
+    records,
     wait_for_step,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.distributed]
 
-STEPS = 4
+STEPS = 6
 Job = list["subprocess.Popen[str]"]
 
 
@@ -96,37 +97,31 @@ def test_two_nodes_train_evaluate_and_export(whole: Path) -> None:
     assert not list(whole.glob(".shared-*"))
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_lost_launcher_ends_the_run_and_the_resumed_one_equals_the_whole(
-    whole: Path, workspace: Path, node: int
+def test_a_run_stopped_and_killed_on_each_node_in_turn_equals_the_whole(
+    whole: Path, workspace: Path
 ) -> None:
-    """kill -9 of each launcher in turn; the other one names the node that is gone, last."""
-    name = f"broken-{node}"
-    job = start(workspace, workspace / name)
-    folder = wait_for_step(workspace, name, 2)
-    job[node].kill()
-    results = ended(job)
-    code, output = results[1 - node]
-    assert code == 1, output[-3000:]
-    last = output.strip().splitlines()[-1]
-    assert last.startswith("error: rank") and f"node {node}" in last and "is gone" in last
-    results = ended(start(workspace, workspace / name, "--resume", str(folder)))
-    assert [code for code, _ in results] == [0, 0], "\n".join(text[-3000:] for _, text in results)
-    assert_same_run(folder, whole, ranks=2, step=STEPS)
-
-
-def test_a_signal_to_one_node_stops_both(whole: Path, workspace: Path) -> None:
-    job = start(workspace, workspace / "stopped", "--training.steps", "500")
-    folder = wait_for_step(workspace, "stopped", 1)
+    """SIGTERM to one node stops both; after kill -9 of a launcher the other names its node, last."""
+    job = start(workspace, workspace / "broken")
+    folder = wait_for_step(workspace, "broken", 1)
     job[1].send_signal(signal.SIGTERM)
     results = ended(job)
     assert [code for code, _ in results] == [143, 143], [text[-2000:] for _, text in results]
     assert "stopped by SIGTERM" in results[0][1].splitlines()[-1]
-    assert list((folder / "checkpoints").glob("step-*/.metadata"))
+    for node in range(2):
+        done = max(records(folder))
+        job = start(workspace, workspace / "broken", "--resume", str(folder))
+        wait_for_step(workspace, "broken", done + 1)
+        job[node].kill()
+        code, output = ended(job)[1 - node]
+        assert code == 1, output[-3000:]
+        last = output.strip().splitlines()[-1]
+        assert last.startswith("error: rank") and f"node {node}" in last and "is gone" in last
+    results = ended(start(workspace, workspace / "broken", "--resume", str(folder)))
+    assert [code for code, _ in results] == [0, 0], "\n".join(text[-3000:] for _, text in results)
+    assert_same_run(folder, whole, ranks=2, step=STEPS)
 
 
 def test_a_node_that_does_not_see_the_run_folder_is_refused(workspace: Path, whole: Path) -> None:
-    """The same relative path, but from folders of its own on each node."""
     other = workspace / "elsewhere"
     other.mkdir()
     job = start(workspace, workspace / "apart", second_output=other)

@@ -1,6 +1,6 @@
 """The training program with a kill -9 at one place of one step; tests start it in its stead.
 
-Places "slow" and "hang" do not kill: engine steps of the rollout take long, or for ever.
+The place "slow" does not kill: engine steps of the rollout take long.
 
 KILL_AT is "<place>:<step>:<rank>"; without it the program runs as it is.
 """
@@ -39,20 +39,16 @@ def _in_rollout(step: int) -> None:
     _wrap(RequestLoop, "step", decode)
 
 
-def _slow_rollout(step: int, seconds: float = 1.0) -> None:
-    """Each engine step of the phase takes that long."""
+def _slow_rollout(step: int) -> None:
+    """Each engine step of the phase takes a second."""
     from rollverify.rollout.requests import RequestLoop
 
     def decode(original: Any, loop: Any) -> Any:
         if loop._policy_version == step - 1:
-            time.sleep(seconds)
+            time.sleep(1.0)
         return original(loop)
 
     _wrap(RequestLoop, "step", decode)
-
-
-def _hanging_rollout(step: int) -> None:
-    _slow_rollout(step, 10_000.0)
 
 
 def _in_train(step: int) -> None:
@@ -119,7 +115,6 @@ def _after_checkpoint(step: int) -> None:
 PLACES = {
     "rollout": _in_rollout,
     "slow": _slow_rollout,
-    "hang": _hanging_rollout,
     "train": _in_train,
     "verify": _in_verify,
     "sync": _in_sync,
