@@ -64,18 +64,10 @@ def read_number(text: str) -> PlainNumber | None:
     Read are 1,234.5, 3/4, \frac{3}{4}, mixed 2 2/3 and 2\frac{2}{3}, 1.5\times 10^{-3}, 2 million,
     with a percent sign or a unit after it and "x =" before it, and 0.\overline{3}.
     """
-    if part := _REPEATING.fullmatch(text):
-        # 0.1666... = (16 - 1) / 90: all digits less the fixed ones, over nines and zeros.
-        fixed, period = part["whole"] + part["fixed"], part["period"] or part["digit"]
-        nines = (10 ** len(period) - 1) * 10 ** len(part["fixed"])
-        value = Fraction(int(fixed + period) - int(fixed or 0), nines)
-        return PlainNumber(-value if part["sign"] == "-" else value)
-    if part := _REMAINDER.fullmatch(text):
-        divisor = int(part[2][:_MAX_EXPONENT])
-        return PlainNumber(Fraction(int(part[1][:_MAX_EXPONENT]) % divisor)) if divisor else None
-    number = text.rstrip()
-    part, unit = _NUMBER.fullmatch(number), ""
+    part, unit = _NUMBER.fullmatch(text), ""
     if part is None:
+        if (unusual := _read_unusual(text)) is not None:
+            return unusual
         number, unit = split_unit(text)
         part = _NUMBER.fullmatch(number)
     if part is None:
@@ -108,6 +100,20 @@ def read_number(text: str) -> PlainNumber | None:
     is_letter = bool(unit) and is_bare_letter(text)
     is_percent = part["percent"] is not None
     return PlainNumber(value, is_percent, last_place, num_digits, part["name"], unit, is_letter)
+
+
+def _read_unusual(text: str) -> PlainNumber | None:
+    """A repeating decimal or the remainder of a division; None for anything else."""
+    if part := _REPEATING.fullmatch(text):
+        # 0.1666... = (16 - 1) / 90: all digits less the fixed ones, over nines and zeros.
+        fixed, period = part["whole"] + part["fixed"], part["period"] or part["digit"]
+        nines = (10 ** len(period) - 1) * 10 ** len(part["fixed"])
+        value = Fraction(int(fixed + period) - int(fixed or 0), nines)
+        return PlainNumber(-value if part["sign"] == "-" else value)
+    if part := _REMAINDER.fullmatch(text):
+        divisor = int(part[2][:_MAX_EXPONENT])
+        return PlainNumber(Fraction(int(part[1][:_MAX_EXPONENT]) % divisor)) if divisor else None
+    return None
 
 
 def is_rounded_gold(value: Fraction, gold: PlainNumber) -> bool:

@@ -136,6 +136,7 @@ _REPLACEMENTS = [
         (r"\s*(?:\\text\s*\{\s*(?:percent|pct)\.?\s*\}|\b(?:percent|pct)\b)", r"\\%"),
         (r"(?<!\\)%", r"\\%"),
         (_LABEL, ""),
+        (r"\\text\s*\{\s*\}", " "),
         (r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)\s*$", ""),
         (r"\s*\\\\\s*$", ""),
         (r"\s+", " "),
@@ -144,8 +145,13 @@ _REPLACEMENTS = [
 """Ways to write the same thing, applied in this order."""
 
 
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
 def written_form(latex: str) -> str:
     r"""One spelling of dollars, \left, \dfrac, spaces and "%"; no final dot, comma or degree."""
+    if latex.isascii() and _NUMBER.fullmatch(latex):
+        return latex
     text = latex if latex.isascii() else _plain_symbols(latex)
     text = _INNER_BOX.sub("", text).strip().strip("*").strip()
     for pattern, replacement in _REPLACEMENTS:

@@ -1,6 +1,7 @@
 """Units of measure at the end of an answer: which words are one, and when two are the same."""
 
 import re
+from functools import lru_cache
 
 _SPELLINGS = """
 mm millimeter millimeters millimetre millimetres 毫米
@@ -83,6 +84,7 @@ def split_text_unit(text: str) -> tuple[str, str]:
     return (text, "") if is_bare_letter(text) else split_unit(text)
 
 
+@lru_cache(maxsize=4096)
 def _name_of(tail: str) -> str | None:
     """One spelling of what follows a value; None if a word of it is no unit's."""
     tail = re.sub(r"\\frac\s*\{(.*?\}?(?:\^\{?\d\}?)?)\s*\}\s*\{(.*)\}\s*$", r"\1 per \2", tail)

@@ -120,7 +120,7 @@ def parts_of(text: str) -> tuple[list[str], list[str]] | None:
         if found[2] and found[2].lower() not in KNOWN and found[2] not in {"or", "and", "if"}:
             continue
         formulas.append(text[start : found.start()].strip(" ,;"))
-        said = re.sub(r"[^\w]+", " ", found[1] or found[2]).lower().split()
+        said = re.sub(r"[^\w]+", " ", found[1] or found[2] or "").lower().split()
         words.append(" ".join(KNOWN.get(word, word) for word in said))
         start = found.end()
     formulas.append(text[start:].strip(" ,;"))

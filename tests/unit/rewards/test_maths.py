@@ -182,6 +182,16 @@ def test_hostile_answers_cost_their_time_out_each_and_poison_nothing(reward):
     assert reward(*pair(r"\frac{x+2}{7}", boxed(r"\frac{x}{7}+\frac{2}{7}"))) == 1.0
 
 
+@pytest.mark.parametrize("part", [r"\text{", "}", r"\bf ", r"\text{a}", r"5\text{", "1 or ", "√("])
+def test_broken_spellings_are_graded_like_any_other(reward, part):
+    """All that is read in the trainer's own process must neither raise nor take long."""
+    broken = rf"\text{{{part * 100}"
+    start = time.process_time()
+    assert reward(*pair(r"5\text{ feet }6\text{ inches}", boxed(broken + "}"))) == 0.0
+    assert reward(*pair(broken, boxed("17"))) == 0.0
+    assert time.process_time() - start < 1
+
+
 def test_an_internal_error_is_counted_apart_from_wrong(reward, monkeypatch):
     monkeypatch.setattr(reward._pool, "ask", lambda *_: Reply("error", "ValueError"))
     assert reward(*pair("x+3", boxed("y+3"))) == 0.0
