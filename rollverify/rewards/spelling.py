@@ -45,7 +45,7 @@ def _closing_brace(text: str, start: int, stop: int) -> int | None:
 
 _STYLES = (
     "bf|rm|it|tt|sf|bfseries|itshape|rmfamily|normalsize|small|tiny|[lL]arge|LARGE|[hH]uge"
-    "|scriptstyle|boxed(?=\\d)"
+    "|scriptstyle"
 )
 """Switches of fonts and sizes; they say nothing."""
 _FRAMES = "underline|uline|boldsymbol|bm|pmb|mathbf|mathit|mathtt|mathsf|mathnormal|emph"
@@ -101,26 +101,33 @@ def _open_text(found: re.Match[str]) -> str:
     return re.sub(r"[A-Za-z][A-Za-z .']*", r"\\text{\g<0>}", found[1])
 
 
-_REPLACEMENTS = [
+_DEGREES = r"(-?[\d.]+)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
+_ANGLE_OF = r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*\{?\d\}?)?)\s*"
+_COMMAND = re.compile(r"\\(?!text\s*\{|frac\s*\{)")
+_OF_COMMANDS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\s+", " "),
         (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
         (rf"\\(?:{_STYLES})(?![A-Za-z])\s*", ""),
         (r"\\(?:text)?color\s*\{\s*\w+\s*\}\s*", ""),
         (rf"\\(?:{_FRAMES})(?![A-Za-z])\s*\{{([A-Za-z]|[\d.,]+)\}}", r"\1"),
         (rf"\\(?:{_FRAMES})(?![A-Za-z])\s*", ""),
-        (r"\\(?:text|mathrm)\s*\{\s*([ei])\s*\}", r"\1"),
         (r"(\\sqrt\s*\[[^][{}]*\])\s*(\d|[A-Za-z])", r"\1{\2}"),
         (r"\\degree(?![A-Za-z])|\\textdegree(?![A-Za-z])", r"^\\circ"),
-        (
-            r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s*\^\s*\{?\d\}?)?)\s*[({]?\s*(-?[\d.]+)\s*\^\s*"
-            r"(?:\{\s*\\circ\s*\}|\\circ)\s*[)}]?",
-            r"\1(\\frac{\2\\pi}{180})",
-        ),
         (r"\\varnothing(?![A-Za-z])|^\s*(?:\\left)?\\\{\s*(?:\\right)?\\\}\s*$", r"\\emptyset"),
+        (rf"{_ANGLE_OF}\(\s*{_DEGREES}\s*\)", r"\1(\\frac{\2\\pi}{180})"),
+        (rf"{_ANGLE_OF}\{{\s*{_DEGREES}\s*\}}", r"\1(\\frac{\2\\pi}{180})"),
+        (rf"{_ANGLE_OF}{_DEGREES}", r"\1(\\frac{\2\\pi}{180})"),
+    )
+]
+"""Ways to write the same thing with commands, applied in this order."""
+
+_REPLACEMENTS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\s+", " "),
+        (r"\\(?:text|mathrm)\s*\{\s*([ei])\s*\}", r"\1"),
         (r"^\s*\\text\s*\{\s*(?:the )?(?:empty|null) set\.?\s*\}\s*$", r"\\emptyset"),
-        (r"\\degree\\degree(?![A-Za-z])", r"^\\circ"),
         (r"\\(?:left|right)\.", ""),
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\s*", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -154,7 +161,8 @@ def written_form(latex: str) -> str:
         return latex
     text = latex if latex.isascii() else _plain_symbols(latex)
     text = _INNER_BOX.sub("", text).strip().strip("*").strip()
-    for pattern, replacement in _REPLACEMENTS:
+    replacements = _OF_COMMANDS + _REPLACEMENTS if _COMMAND.search(text) else _REPLACEMENTS
+    for pattern, replacement in replacements:
         text = pattern.sub(replacement, text)
     text = _DIGITS_IN_TEXT.sub(_open_text, text)
     text = text.strip().rstrip(".,;").strip()
