@@ -100,6 +100,8 @@ def _data(config: Config) -> Iterator[str]:
             "data.reward = 'math' reads the last \\boxed{} of a response, which the built-in task "
             "never asks for; set data.train and data.test, or data.reward = 'exact_answer'"
         )
+    if data.reward == "math" and (data.train or data.test):
+        yield from _unread_answers(data.template, data.system_prompt)
     if data.template not in TEMPLATE_NAMES and data.template.count("{prompt}") != 1:
         yield (
             f"data.template must be one of {', '.join(TEMPLATE_NAMES)} or a text that holds "
@@ -110,6 +112,19 @@ def _data(config: Config) -> Iterator[str]:
             "data.system_prompt is sent through the chat template, which is off; set "
             "data.chat_template = true or put the text into data.template"
         )
+
+
+def _unread_answers(template: str, system_prompt: str) -> Iterator[str]:
+    """Wordings after which the maths reward finds nothing to read: every reward would be 0."""
+    if template in ("auto", "boxed") or any(
+        box in template + system_prompt for box in ("\\boxed", "\\fbox")
+    ):
+        return
+    yield (
+        f"data.template = {template[:60]!r} never asks for the \\boxed{{}} that "
+        "data.reward = 'math' reads; set data.template = 'boxed', or "
+        "'auto' if the file's prompts ask for it themselves"
+    )
 
 
 def _sampling(config: Config) -> Iterator[str]:

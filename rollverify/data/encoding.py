@@ -36,7 +36,17 @@ def encode_prompts(
     """
     encoded: list[EncodedText] = []
     dropped: list[str] = []
+    max_characters = max_prompt_tokens * max(map(len, tokenizer.get_vocab()))
     for prompt, place in zip(prompt_set.prompts, prompt_set.places, strict=True):
+        if len(prompt.text) > max_characters:  # tokenising it could take minutes
+            if long_prompts == "error":
+                raise DataError(
+                    f"{place}: the prompt has {len(prompt.text)} characters, too many for "
+                    f"rollout.max_prompt_tokens = {max_prompt_tokens}; raise that, drop the line, "
+                    "or set data.long_prompts = 'drop'"
+                )
+            dropped.append(place)
+            continue
         ids = _ids_of(prompt, place, tokenizer)
         if len(ids) <= max_prompt_tokens:
             encoded.append(EncodedText(prompt=prompt, place=place, token_ids=tuple(ids)))

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import math_verify.grader as grader
 import sympy
 from math_verify import verify
 
-from rollverify.rewards.maths import is_plain, is_rounded_gold, read_number, words_of
+from rollverify.rewards.numbers import is_plain, is_rounded_gold, read_number
+from rollverify.rewards.words import words_of
 
 _WARM_UP = (
     r"x+1;2\sqrt{5}-\frac{\pi}{3};\left(3,\frac{\pi}{2}\right);(-\infty,2)\cup[3,4];\{1,-2,x\};"
@@ -19,8 +21,10 @@ _WARM_UP = (
 """Formulas of the usual kinds."""
 
 _NORMALIZATION = latex2sympy.NormalizationConfig(
-    basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none"
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
 )
+_SLASH = re.compile(r"(?<![\w.^/}])(\d+)\s*/\s*(\d+)(?![\d.]|\s*[/^!])")
+"""A fraction in a line, before anything is multiplied: 2/3\\pi is two thirds of pi."""
 _EXACT_TOLERANCE = sympy.Float("1e-12")
 _FLOAT_TOLERANCE = sympy.Float("1e-5")
 _NUM_DIGITS = 30
@@ -64,8 +68,13 @@ def _parse(latex: str) -> Any:
 
 def _parse_anew(latex: str) -> Any:
     number = read_number(latex)
-    if number is not None and number.last_place is None and not number.is_percent:
+    is_exact = number is not None and number.last_place is None and not number.is_percent
+    if number is not None and is_exact and not number.is_letter:
         return sympy.Rational(number.value.numerator, number.value.denominator)
+    for word, join in ((r"\text{or}", sympy.Union), (r"\text{and}", sympy.Intersection)):
+        if word in latex:
+            return _joined_sets(latex.split(word), join)
+    latex = _SLASH.sub(r"\\frac{\1}{\2}", latex)
     normal = latex2sympy.normalize_latex(latex, _NORMALIZATION)
     sides = normal.split("=")  # the last one of a chain a = b = c is its result
     is_chain = len(sides) > 2 and not {",", ";"} & set(normal)
@@ -81,8 +90,25 @@ def _parse_anew(latex: str) -> Any:
             raise
         except Exception:  # Whatever the generated parser and SymPy's constructors raise.
             continue
-        return None if found in (sympy.nan, sympy.zoo) else found
+        return None if found in (sympy.nan, sympy.zoo) else _with_i(found)
     return None
+
+
+def _with_i(found: Any) -> Any:
+    """A constant in which the letter i is the imaginary unit: i^2, 1/i."""
+    symbols = getattr(found, "free_symbols", set())
+    if isinstance(found, sympy.Expr) and {str(one) for one in symbols} == {"i"}:
+        return sympy.expand_complex(found.subs(dict.fromkeys(symbols, sympy.I)))
+    return found
+
+
+def _joined_sets(parts: list[str], join: Callable[..., Any]) -> Any:
+    """The numbers for which one of several inequalities holds, or all; None if one is none."""
+    found = [_parse(part.strip(" ,")) for part in parts]
+    try:
+        return join(*(one if isinstance(one, sympy.Set) else one.as_set() for one in found))
+    except (AttributeError, NotImplementedError, TypeError):
+        return None
 
 
 def _is_rounded(gold: str, found: Any) -> bool:

@@ -18,6 +18,7 @@ DEFAULTED_READ = re.compile(r"\bgetattr\((config|self\._?config)\b")
 """Only the config layer itself goes through its fields by name."""
 
 FRONT_ENDS = {
+    "rollverify/rewards/try.py",
     "rollverify/config/load.py",
     "rollverify/dry_run/check.py",
     "rollverify/launch/launcher.py",

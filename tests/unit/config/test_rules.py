@@ -16,6 +16,7 @@ BEHAVIOR = {"loss.denominator": "behavior", "correction.name": "none"}
 GSPO = {"loss.name": "gspo", "loss.aggregation": "sequence_mean"}
 AT_SAMPLING = {"loss.denominator": "anchor_at_sampling"}
 DECOUPLED = {"loss.name": "decoupled_ppo", "correction.name": "none"}
+MATHS = {"data.reward": "math", "data.test": "gsm8k:test.jsonl"}
 FILES = {"data.train": "a.jsonl", "data.test": "b.jsonl"}
 
 BROKEN = [
@@ -77,6 +78,9 @@ BROKEN = [
     ({"data.template": ""}, "data.template must be one of"),
     ({"data.system_prompt": "Be brief."}, "set data.chat_template = true"),
     ({"data.reward": "math"}, "which the built-in task never asks for"),
+    (MATHS | {"data.template": "answer_line"}, "'answer_line' never asks for the \\boxed{}"),
+    (MATHS | {"data.template": "none"}, "set data.template = 'boxed', or 'auto' if"),
+    (MATHS | {"data.template": "Solve: {prompt}"}, "'Solve: {prompt}' never asks for the"),
     ({"loss.name": "gspo"}, "'gspo' needs loss.aggregation = 'sequence_mean', got 'token_mean'"),
     (GSPO, "correction.name = 'truncated' with correction.level = 'token' weighs single tokens"),
     (GSPO | {"correction.name": "icepop"}, "'icepop' weighs single tokens, but loss.name = 'gspo'"),
@@ -139,7 +143,9 @@ ACCEPTED = [
     {"data.test": "b.jsonl"},
     {"data.template": "Q: {prompt}\nA: {braces}"},
     {"data.system_prompt": "Be brief.", "data.chat_template": True},
-    {"data.reward": "math", "data.test": "gsm8k:test.jsonl"},
+    MATHS,
+    MATHS | {"data.template": "boxed"},
+    MATHS | {"data.template": "{prompt} Use \\boxed{}."},
     {"data.reward": "rewards.py:length"},
     FILES | {"data.train_columns": {"prompt": "q", "answer": "a", "id": "i"}},
     FILES | {"data.test_hub": {"subset": "main", "split": "dev", "revision": "v1"}},

@@ -1,6 +1,7 @@
 """Prompts become token ids; a long one ends the run or is dropped, and is never cut."""
 
 import logging
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -75,3 +76,30 @@ def test_long_prompts_are_dropped_on_demand_and_counted(caplog):
 def test_a_set_of_long_prompts_only_is_an_error():
     with pytest.raises(DataError, match=r"set\.jsonl:1: this and all other prompts have more"):
         encode_prompts(set_of("Fk12=", "Fk13="), build_tokenizer(), 4, long_prompts="drop")
+
+
+class CountingTokenizer:
+    """Tokens of at most 3 characters; remembers what it was asked to encode."""
+
+    def __init__(self):
+        self.encoded = []
+
+    def get_vocab(self):
+        return {"a": 0, "abc": 1}
+
+    def encode(self, text, add_special_tokens):
+        self.encoded.append(text)
+        return build_tokenizer().encode("A" * (len(text) // 3), add_special_tokens=False)
+
+
+def test_a_prompt_of_too_many_characters_is_never_tokenised():
+    """F35: 4 tokens hold at most 12 characters; 50 MB would be tokenised for minutes."""
+    tokenizer: Any = CountingTokenizer()
+    huge = "abc" * 17_000_000
+    message = r"set\.jsonl:2: the prompt has 51000000 characters, too many for rollout\.max_prompt_"
+    with pytest.raises(DataError, match=message) as caught:
+        encode_prompts(set_of("abc" * 4, huge), tokenizer, 4)
+    assert "\n" not in str(caught.value)
+    found = encode_prompts(set_of("abc" * 4, huge), tokenizer, 4, long_prompts="drop")
+    assert [text.place for text in found] == ["set.jsonl:1"]
+    assert set(tokenizer.encoded) == {"abc" * 4}

@@ -14,6 +14,7 @@ from rollverify.rewards.pool import Reply
 FOLDER = Path(__file__).parent
 TRIPLES = [json.loads(one) for one in (FOLDER / "maths_triples.jsonl").read_text().splitlines()]
 GOLDEN = [json.loads(one) for one in (FOLDER / "maths_answers.jsonl").read_text().splitlines()]
+FORMS = [json.loads(one) for one in (FOLDER / "maths_forms.jsonl").read_text().splitlines()]
 TIME_OUT_S = 2.0
 
 HOSTILE = [r"10^{10^{10}}", r"\sum_{k=1}^{10^9}\frac{1}{k^{3}+\sin k}", "(" * 900 + "1" + ")" * 900]
@@ -76,6 +77,19 @@ def test_triples_keep_their_verdict_in_other_spellings(reward, change):
 def test_golden_answers_get_their_scores(reward):
     rows = [(i, g["gold"], g["response"], float(g["score"])) for i, g in enumerate(GOLDEN)]
     assert wrong_in(reward, rows) == []
+
+
+@pytest.mark.parametrize("kind", sorted({form["kind"] for form in FORMS}))
+def test_every_form_of_answer_is_read_as_it_is_meant(reward, kind):
+    """F04: words, order, units and ranges make no answer right, other spellings none wrong."""
+    forms = [form for form in FORMS if form["kind"] == kind]
+    rows = [(i, f["gold"], boxed(f["answer"]), float(f["right"])) for i, f in enumerate(forms)]
+    assert wrong_in(reward, rows) == []
+
+
+def test_a_gold_with_words_between_values_is_readable(reward):
+    golds = [r"17\text{ if }x>0\text{, else }18", r"5\text{ feet }6\text{ inches}", "CAB", "10-15"]
+    assert reward.unreadable([pair(gold, "")[0] for gold in golds]) == []
 
 
 POLICY = [
@@ -166,6 +180,16 @@ def test_hostile_answers_cost_their_time_out_each_and_poison_nothing(reward):
     assert time.monotonic() - start < len(HOSTILE) * (TIME_OUT_S + 1.0)
     assert reward.take_counts()["timeout"] == len(HOSTILE)
     assert reward(*pair(r"\frac{x+2}{7}", boxed(r"\frac{x}{7}+\frac{2}{7}"))) == 1.0
+
+
+@pytest.mark.parametrize("part", [r"\text{", "}", r"\bf ", r"\text{a}", r"5\text{", "1 or ", "√("])
+def test_broken_spellings_are_graded_like_any_other(reward, part):
+    """All that is read in the trainer's own process must neither raise nor take long."""
+    broken = rf"\text{{{part * 100}"
+    start = time.process_time()
+    assert reward(*pair(r"5\text{ feet }6\text{ inches}", boxed(broken + "}"))) == 0.0
+    assert reward(*pair(broken, boxed("17"))) == 0.0
+    assert time.process_time() - start < 1
 
 
 def test_an_internal_error_is_counted_apart_from_wrong(reward, monkeypatch):

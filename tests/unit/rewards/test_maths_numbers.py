@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from rollverify.rewards.maths import compare_plain, is_plain, read_number
+from rollverify.rewards.numbers import compare_plain, is_plain, read_number
 
 
 @pytest.mark.parametrize(

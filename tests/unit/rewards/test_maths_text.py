@@ -4,13 +4,8 @@ import time
 
 import pytest
 
-from rollverify.rewards.maths import (
-    MAX_ANSWER_CHARACTERS,
-    is_prose,
-    is_same_text,
-    last_box,
-    written_form,
-)
+from rollverify.rewards.spelling import MAX_ANSWER_CHARACTERS, last_box, written_form
+from rollverify.rewards.words import is_prose, is_same_text
 
 
 @pytest.mark.parametrize(
