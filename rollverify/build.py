@@ -4,19 +4,17 @@ The only place that sees the whole `Config` and everything else at once.
 """
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rollverify.checkpoint import run_folder
 from rollverify.checkpoint.checkpoint import Checkpointing, LoopState, RunCheckpoint
 from rollverify.checkpoint.rank_file import RankState
 from rollverify.config.environment import set_defaults
 from rollverify.config.rules import check_world_size
-from rollverify.config.tables import Config, ParallelismConfig
+from rollverify.config.tables import Config
 from rollverify.data.loader import PromptLoader
 from rollverify.data.prompts import Prompt
 from rollverify.engine.engine import RolloutEngine
@@ -34,6 +32,7 @@ from rollverify.evaluation.stage import Evaluation
 from rollverify.hooks import HookPoint, HookRegistry
 from rollverify.launch.devices import check_devices
 from rollverify.launch.shutdown import StopRequest
+from rollverify.launch.world import join_world
 from rollverify.losses.advantages import CreditRule, has_signal
 from rollverify.losses.objective import Objective
 from rollverify.metrics.gpu import GpuFigures
@@ -42,10 +41,11 @@ from rollverify.metrics.recorder import Recorder
 from rollverify.metrics.rollout import RolloutMetrics, SlotTrace
 from rollverify.metrics.routing import NativeMismatch, RoutingMetrics
 from rollverify.metrics.throughput import Throughput
-from rollverify.ranks import Ranks, make_patient
+from rollverify.ranks import Ranks
 from rollverify.rewards import Reward
 from rollverify.rollout.accounting import Accounting
 from rollverify.rollout.buffer import TrajectoryBuffer
+from rollverify.rollout.exchange import work_of
 from rollverify.rollout.inputs import (
     encoded_batches,
     load_inputs,
@@ -73,7 +73,6 @@ from torchtitan_ext.hf_folder import write_hf_folder
 from torchtitan_ext.models.hf_config import ModelFolderError
 from torchtitan_ext.packed_rows import PackedRow
 from torchtitan_ext.policy_trainer import PolicyTrainer
-from torchtitan_ext.process_group import init_process_group
 from torchtitan_ext.reference_policy import ReferencePolicy
 from torchtitan_ext.trainer_config import CHECKPOINT_FOLDER, TrainerSettings, build_policy_trainer
 
@@ -101,7 +100,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     model = with_stop_tokens(config, model)
     reward = make_run_reward(config)
     prompts, encoded, test = load_inputs(config, model, reward)
-    world = _join_world(config.parallelism)
+    world = join_world(config.parallelism)
     check_world_size(config, world.size)
     folder = resumed or run_folder.create_together(config, world)
     run_folder.check_shared(folder, config, world)
@@ -119,7 +118,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
         record_routing=config.routing_replay.mode == "engine",
         reserved_bytes=policy.optimizer_bytes,
     )
-    rollouts = _rollouts(config, model, engine, prompts, encoded, ranks, twins, reward.num_threads)
+    rollouts = _rollouts(config, model, engine, prompts, encoded, ranks, twins, policy, reward)
     evaluation = make_evaluation(config, model, engine, test, ranks, reward) if test else None
     window = AcceptanceWindow(config.switching)
     checkpoint = _checkpoint(config, folder, policy, rollouts, window, evaluation)
@@ -322,7 +321,8 @@ def _rollouts(
     encoded: list[EncodedPrompt],
     ranks: Ranks,
     twins: Twins,
-    num_graders: int,
+    policy: PolicyTrainer,
+    reward: Reward,
 ) -> RankState:
     """The rollouter of this rank with all it works on, which checkpoints hold."""
     rollout, replay = config.rollout, config.routing_replay.mode
@@ -340,7 +340,7 @@ def _rollouts(
         stop_token_ids=model.stop_token_ids,
         run_seed=config.run.seed,
         routing=config.routing_replay.on_resume if replay == "engine" else None,
-        num_graders=num_graders,
+        num_graders=reward.num_threads,
         members=engine.members if isinstance(engine, SharedEngine) else Ranks(),
     )
     in_flight = rollout.oversampling * rollout.prompts_per_step * rollout.group_size
@@ -356,6 +356,7 @@ def _rollouts(
         must_be_verified=config.method.name == "rollverify",
         ranks=ranks,
         twins=twins,
+        work=work_of(policy.flops),
         dynamic_sampling=config.dynamic_sampling,
         has_signal=has_signal,
     )
@@ -475,18 +476,3 @@ def _checkpoint(
         world=Ranks.patient(),
         in_background=config.checkpoint.in_background,
     )
-
-
-def _join_world(parallelism: ParallelismConfig) -> Ranks:
-    """All ranks of the run. Collective over them."""
-    try:
-        init_process_group(parallelism.timeout_s)
-        make_patient(parallelism.wait_timeout_s)
-    except dist.DistNetworkError as error:
-        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"the ranks cannot meet at {place} ({reason}); if the port is in use, choose another "
-            "with torchrun's --rdzv-endpoint or MASTER_PORT"
-        ) from error
-    return Ranks.world()

@@ -15,7 +15,7 @@ from rollverify.config.tables import DynamicSamplingConfig
 from rollverify.errors import NoSignalError
 from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
-from rollverify.rollout.exchange import select_groups, tokens_of
+from rollverify.rollout.exchange import Work, select_groups, sizes_of
 from rollverify.rollout.ledger import PromptLedger, PromptState
 from rollverify.rollout.trajectory import stacked
 
@@ -49,6 +49,7 @@ class GroupChoice:
     settle: Callable[[], None]
     """Waits for rewards that are still missing."""
 
+    work: Work
     is_stopping: bool = field(default=False, init=False)
     """Whether some rank of the world was asked to stop, at the last count."""
 
@@ -97,7 +98,7 @@ class GroupChoice:
         return not self.num_running and (self.num_missing == 0 or self._is_at_cap())
 
     def select(self) -> list[dict[int, int]]:
-        """Choose F_k, lowest ids first: tokens by group id, per data rank. Collective.
+        """Choose F_k, lowest ids first: work by group id, per data rank. Collective.
 
         A NoSignalError on every rank, if too many groups have no signal and the run is to stop.
         """
@@ -109,7 +110,8 @@ class GroupChoice:
         complete = self.buffer.complete_groups()
         taught = {g: self.buffer.group(g) for g in complete if g not in silent}
         spare = {g: self.buffer.group(g) for g in silent}
-        return select_groups(tokens_of(taught), self.num_groups, self.ranks, spare=tokens_of(spare))
+        sizes, more = sizes_of(taught, self.work), sizes_of(spare, self.work)
+        return select_groups(sizes, self.num_groups, self.ranks, spare=more)
 
     def give_up(self) -> None:
         """Give up what has no signal and is not in F_k, which the caller has taken out."""

@@ -23,6 +23,7 @@ from rollverify.ranks import Ranks
 from rollverify.rollout.buffer import TrajectoryBuffer
 from rollverify.rollout.dynamic_sampling import GivenUp, GroupChoice
 from rollverify.rollout.exchange import (
+    Work,
     balance,
     balance_buffers,
     exchange,
@@ -37,6 +38,7 @@ from rollverify.rollout.trajectory import (
     is_finished,
     is_routed,
     new_trajectory,
+    num_tokens,
 )
 from rollverify.rollout.twins import Twins
 
@@ -68,6 +70,9 @@ class Rollouter:
     """With different responses."""
 
     twins: Twins = field(default_factory=Twins)
+    work: Work = num_tokens
+    """By which ranks share what is trained on and scored."""
+
     dynamic_sampling: DynamicSamplingConfig
     has_signal: Callable[[Tensor], bool]
     """Of a whole group's rewards [n], float32."""
@@ -89,6 +94,7 @@ class Rollouter:
             ledger=self.ledger,
             ranks=self.ranks,
             settle=self.loop.settle,
+            work=self.work,
         )
 
     @property
@@ -121,7 +127,7 @@ class Rollouter:
         mine = exchange(mine, balance(chosen), self.ranks)
         finished = [trajectory for members in mine.values() for trajectory in members]
         self.twins.check(finished)
-        balance_buffers(self.buffer, self.ledger, self.ranks)
+        balance_buffers(self.buffer, self.ledger, self.ranks, self.work)
         return finished, self.buffer.trajectories()
 
     def mark_trained(self) -> None:

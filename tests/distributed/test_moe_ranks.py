@@ -21,6 +21,7 @@ PARAMETER_TOLERANCE = {"atol": 3e-6, "rtol": 0.0}
 # Sums over 154 tokens of float32 gradients of size 1 in another order.
 GRADIENT_TOLERANCE = {"atol": 2e-6, "rtol": 1e-4}
 LAYOUTS = ["fsdp", "expert_parallel", "tensor_parallel"]
+GRADIENT_LAYOUTS = [*LAYOUTS, "hsdp"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def one_rank(folder: Path, name: str) -> dict[str, Any]:
     return run(folder / model, folder / f"one_{name}")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", GRADIENT_LAYOUTS)
 def test_every_rank_reads_and_hands_out_every_expert(folder: Path, layout: str) -> None:
     """Folder to sharded trainer to full tensors, bit for bit."""
     got = two_ranks(folder, f"moe_gradients_{layout}")["loaded"]
@@ -50,7 +51,7 @@ def test_every_rank_reads_and_hands_out_every_expert(folder: Path, layout: str) 
     assert all(torch.equal(got[name], tensor) for name, tensor in want.items())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", GRADIENT_LAYOUTS)
 def test_gradients_equal_those_of_one_rank(folder: Path, layout: str) -> None:
     name = f"moe_gradients_{layout}"
     got, want = two_ranks(folder, name)["gradients"], one_rank(folder, name)["gradients"]

@@ -100,7 +100,7 @@ def test_two_nodes_train_evaluate_and_export(whole: Path) -> None:
 def test_a_run_stopped_and_killed_on_each_node_in_turn_equals_the_whole(
     whole: Path, workspace: Path
 ) -> None:
-    """SIGTERM to one node stops both; after kill -9 of a launcher the other names its node, last."""
+    """SIGTERM to one node stops both; after kill -9 of a launcher the other names its node."""
     job = start(workspace, workspace / "broken")
     folder = wait_for_step(workspace, "broken", 1)
     job[1].send_signal(signal.SIGTERM)

@@ -234,6 +234,11 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] 
 
 MOE_SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], str, dict[str, Any]]] = {
     "moe_gradients_fsdp": (gradients_scenario, "experts", {}),
+    "moe_gradients_hsdp": (
+        gradients_scenario,
+        "experts",
+        {"data_parallel_replicate": 2, "data_parallel_shard": 1},
+    ),
     "moe_gradients_expert_parallel": (gradients_scenario, "experts", {"expert_parallel": 2}),
     "moe_gradients_tensor_parallel": (gradients_scenario, "experts", {"tensor_parallel": 2}),
     "moe_steps_fsdp": (steps_scenario, "experts", {}),

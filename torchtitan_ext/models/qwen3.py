@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate
 from torchtitan.config.override import derive
 from torchtitan.models.common import CosSinRoPE
 from torchtitan.models.common.config_utils import (
@@ -11,6 +13,7 @@ from torchtitan.models.common.config_utils import (
 )
 from torchtitan.models.common.moe import MoE
 from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
 from torchtitan_ext.models.decoder import (
     ScoringDecoder,
@@ -28,6 +31,29 @@ class PolicyQwen3(ScoringDecoder, Qwen3Model):
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
         """The settings of `Qwen3Model`."""
+
+
+class PolicyQwen3StateDictAdapter(Qwen3StateDictAdapter):
+    """torchtitan's, which asks a mesh dimension of copies (HSDP) for the dimension it shards."""
+
+    def _caculate_indices_from_placements(
+        self,
+        dim: int,
+        dim_size: int,
+        dtensor_placements: tuple[Placement, ...],
+        device_mesh: DeviceMesh,
+    ) -> tuple[int, int]:
+        names = device_mesh.mesh_dim_names or ()
+        sharding = {
+            name: placement
+            for name, placement in zip(names, dtensor_placements, strict=True)
+            if not isinstance(placement, Replicate)
+        }
+        if not sharding:
+            return 0, dim_size
+        return super()._caculate_indices_from_placements(
+            dim, dim_size, tuple(sharding.values()), device_mesh[tuple(sharding)]
+        )
 
 
 def qwen3_config(config: HfConfig, chunk_mib: int) -> PolicyQwen3.Config:

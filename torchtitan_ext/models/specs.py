@@ -15,12 +15,11 @@ from torchtitan.models.llama3.model import Llama3Model
 from torchtitan.models.llama3.parallelize import parallelize_llama
 from torchtitan.models.qwen3.model import Qwen3Model
 from torchtitan.models.qwen3.parallelize import parallelize_qwen3
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_ext.models.hf_config import ModelFolderError, read_hf_config
 from torchtitan_ext.models.llama import LlamaStateDictAdapter, llama_config
-from torchtitan_ext.models.qwen3 import qwen3_config
+from torchtitan_ext.models.qwen3 import PolicyQwen3StateDictAdapter, qwen3_config
 
 
 def model_spec_from_hf(folder: str | Path, *, chunk_mib: int = 64) -> ModelSpec:
@@ -34,7 +33,7 @@ def model_spec_from_hf(folder: str | Path, *, chunk_mib: int = 64) -> ModelSpec:
         parallelize_fn=parallelize_policy,
         pipelining_fn=None,
         post_optimizer_build_fn=None,
-        state_dict_adapter=LlamaStateDictAdapter if is_llama else Qwen3StateDictAdapter,
+        state_dict_adapter=LlamaStateDictAdapter if is_llama else PolicyQwen3StateDictAdapter,
     )
 
 

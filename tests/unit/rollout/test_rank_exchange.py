@@ -5,11 +5,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fakes import trajectory
 from unit.rollout import rank_worker
 from unit.rollout.rank_worker import GROUPS_PER_STEP, NUM_PHASES, dynamic_phases, is_silent
 
 from rollverify.ranks import Ranks
-from rollverify.rollout.exchange import balance, select_groups, share_of_lowest
+from rollverify.rollout.exchange import balance, select_groups, share_of_lowest, work_of
 
 
 def loads(per_rank: list[dict[int, int]], moves: list[tuple[int, int, int]]) -> list[int]:
@@ -32,6 +33,15 @@ def test_spare_groups_are_chosen_only_where_the_others_are_too_few():
 
 def test_one_rank_alone_draws_all_that_is_missing():
     assert share_of_lowest([4, 5, 6], 3, Ranks()) == 3
+
+
+def test_work_of_a_long_response_grows_with_its_square():
+    """8B: 45.4 GFLOP a token in matrices, 12 * 36 * 4096 in attention per token attended to."""
+    work = work_of((45_400_000_000, 12 * 36 * 4096))
+    whole, part = (work(trajectory([1], [2] * length)) for length in (65536, 4096))
+    assert whole / (16 * part) == pytest.approx(2.11, abs=0.01)
+    assert work(trajectory([1], [])) == 0
+    assert work_of((10, 4))(trajectory([1, 1], [1])) == 10 * 2 + 4 * 2 * 2 // 2
 
 
 def test_balance_moves_the_group_that_closes_the_gap_best():
