@@ -95,8 +95,8 @@ def context_problems(config: Config, context: int) -> list[str]:
     ]
 
 
-def check_model(sizes: Sizes, tensor: int) -> None:
-    """Refuse a number of tensor ranks that the model cannot have."""
+def check_model(sizes: Sizes, tensor: int, engine: int = 1) -> None:
+    """Refuse a number of tensor ranks that the model cannot have, in trainer or engine."""
     for name, number in (
         ("attention heads", sizes.num_heads),
         ("key-value heads", sizes.num_kv_heads),
@@ -107,6 +107,14 @@ def check_model(sizes: Sizes, tensor: int) -> None:
                 f"parallelism.tensor_parallel = {tensor} does not divide the model's {number} "
                 f"{name}; choose a divisor"
             )
+    if sizes.num_heads % engine or max(sizes.num_kv_heads, engine) % min(
+        sizes.num_kv_heads, engine
+    ):
+        raise ConfigError(
+            f"engine.tensor_parallel = {engine} must divide the model's {sizes.num_heads} "
+            f"attention heads, and divide or be a multiple of its {sizes.num_kv_heads} key-value "
+            "heads"
+        )
 
 
 def make_plan(config: Config, model: "MetaModel", layout: Layout, gpu_gib: float | None) -> Plan:
@@ -116,7 +124,7 @@ def make_plan(config: Config, model: "MetaModel", layout: Layout, gpu_gib: float
         ConfigError: for tensor ranks that the model cannot have.
     """
     sizes = sizes_of(model.config)
-    check_model(sizes, layout.tensor)
+    check_model(sizes, layout.tensor, config.engine.tensor_parallel)
     parameters = [Parameter(name=name, shape=shape) for name, shape in model.parameters.items()]
     if gpu_gib is not None:
         return plan_gpu(config, parameters, sizes, layout, int(gpu_gib * GIB))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollverify.config.tables import Config, TrainingConfig
+from rollverify.config.tables import Config, EngineConfig, TrainingConfig
 from rollverify.engine.memory import GIB, engine_share
 
 FLOAT32 = 4
@@ -59,14 +59,13 @@ class Layout:
     expert: int = 1
 
     @property
-    def num_engines(self) -> int:
-        """Engines with responses of their own, which tensor ranks share."""
-        return self.replicate * self.shard
-
-    @property
     def num_ranks(self) -> int:
         """All ranks."""
-        return self.num_engines * self.tensor
+        return self.replicate * self.shard * self.tensor
+
+    def num_engines(self, engine_ranks: int) -> int:
+        """Engines with responses of their own, if one spans so many ranks; tensor ranks share."""
+        return self.num_ranks // max(engine_ranks, self.tensor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,19 +210,27 @@ def engine_bytes(
 ) -> dict[str, int]:
     """Weights, and the peak of a step, which vLLM measures at its start and takes off the cache.
 
-    That is one layer's activations of `num_tokens`, and logits and log-probs of all sequences.
+    That is one layer's activations of `num_tokens`, and logits and log-probs of all sequences. The
+    ranks of an engine divide matrices and inner widths, and gather logits whole.
     """
-    width = DTYPE_BYTES[config.engine.dtype]
+    width, ranks = DTYPE_BYTES[config.engine.dtype], config.engine.tensor_parallel
     copies = sizes.experts_per_token * sizes.hidden_size
-    layer = width * num_tokens * (2 * sizes.hidden_size + 3 * sizes.inner_size + copies)
+    inner = math.ceil(3 * sizes.inner_size / ranks)
+    layer = width * num_tokens * (2 * sizes.hidden_size + inner + copies)
     logits = 2 * FLOAT32 * config.engine.max_num_seqs * sizes.vocab_size
-    weights = width * sum(parameter.numel for parameter in parameters)
+    weights = width * sum(
+        math.ceil(one.numel / (ranks if len(one.shape) > 1 else 1)) for one in parameters
+    )
     return {"engine weights": weights, "engine workspace": layer + logits}
 
 
-def kv_bytes_per_token(sizes: Sizes, dtype: str) -> int:
-    """Bytes of the engine's cache for one token: a key and a value in each layer."""
-    return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * DTYPE_BYTES[dtype]
+def kv_bytes_per_token(sizes: Sizes, engine: EngineConfig) -> int:
+    """Bytes of a rank's cache for one token: a key and a value of its heads in each layer.
+
+    The ranks of an engine divide the heads, but each has at least one.
+    """
+    heads = math.ceil(sizes.num_kv_heads / engine.tensor_parallel)
+    return 2 * sizes.num_layers * heads * sizes.head_dim * DTYPE_BYTES[engine.dtype]
 
 
 def plan_cpu(
@@ -244,7 +251,7 @@ def plan_cpu(
         phases={"at once": parts},
         device=device,
         cache=cache,
-        kv_per_token=kv_bytes_per_token(sizes, engine.dtype),
+        kv_per_token=kv_bytes_per_token(sizes, engine),
         engine_needs=sum(held.values()),
         share=0.0,
     )
@@ -299,7 +306,7 @@ def plan_gpu(
         phases=phases,
         device=device,
         cache=cache,
-        kv_per_token=kv_bytes_per_token(sizes, engine.dtype),
+        kv_per_token=kv_bytes_per_token(sizes, engine),
         engine_needs=needs,
         share=max(0.0, min(1.0, share)),
     )

@@ -29,6 +29,8 @@ class Job:
     gpu_memory_utilization: float = 0.0
     sleep: bool = True
     compile: str = "auto"
+    tensor_parallel: int = 1
+    """Of the engine."""
 
 
 def shapes(m: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -89,7 +91,7 @@ def per_token(m: dict[str, Any], tensor: int) -> tuple[int, int, int]:
     f = k * m["moe_intermediate_size"] if k else m["intermediate_size"]
     attention, inner = ceil(heads * m["head_dim"] / tensor), ceil(f / tensor)
     kept = 4 * d + 3 * attention + 4 * inner + 3 * k * d
-    return kept, d + (6 * k * d if k else 2 * inner), 2 * d + 3 * f + k * d
+    return kept, d + (6 * k * d if k else 2 * inner), 2 * d + ceil(3 * f / tensor) + k * d
 
 
 def training_step(m: dict[str, Any], job: Job) -> dict[str, int]:
@@ -119,9 +121,10 @@ def plan(m: dict[str, Any], job: Job) -> tuple[dict[str, dict[str, int]], float]
     """Bytes by phase and part, without those that are 0, and the share that is advised."""
     all_shapes, ranks = shapes(m), job.replicate * job.shard * job.tensor
     device, mine = job.gib * GIB, 4 * sum(on_fullest_rank(s, job) for s in all_shapes.values())
-    weights = 2 * sum(size(shape) for shape in all_shapes.values())
+    k = job.tensor_parallel
+    weights = 2 * sum(size(s) if len(s) == 1 else ceil(size(s) / k) for s in all_shapes.values())
     network, graphs = (GIB * 3 // 2 if ranks > 1 else 0), (0 if job.compile == "off" else GIB)
-    forward = 2 * job.max_num_batched_tokens * per_token(m, 1)[2]
+    forward = 2 * job.max_num_batched_tokens * per_token(m, k)[2]
     workspace = forward + 2 * 4 * job.max_num_seqs * m["vocab_size"]
     moments = 0 if job.offload_optimizer else 2 * mine
     share = 0.4

@@ -140,4 +140,4 @@ def test_an_engine_step_needs_a_layer_and_the_logits() -> None:
 
 def test_cache_holds_a_key_and_a_value_per_layer() -> None:
     # 2 * 3 layers * 2 heads * 4 values * 2 bytes
-    assert kv_bytes_per_token(SIZES, "bfloat16") == 96
+    assert kv_bytes_per_token(SIZES, EngineConfig(dtype="bfloat16")) == 96

@@ -15,6 +15,7 @@ CONFIGS = Path(__file__).resolve().parents[3] / "train_configs"
 LAYOUT = ("replicate", "shard", "tensor", "expert")
 TRAINING = ("logprob_chunk_mib", "activation_checkpoint", "offload_optimizer", "micro_batch_tokens")
 ENGINE = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "sleep", "compile")
+ENGINE += ("tensor_parallel",)
 
 
 def model(name: str) -> dict[str, Any]:
@@ -52,6 +53,9 @@ CASES = [
     ("8b", Job(shard=8, activation_checkpoint="selective", micro_batch_tokens=20000)),
     ("30b_a3b", Job(shard=32, gib=141, offload_optimizer=True)),
     ("30b_a3b", Job(shard=16, max_num_seqs=512)),
+    ("30b_a3b", Job(shard=32, tensor_parallel=2)),
+    ("30b_a3b", Job(replicate=4, shard=8, tensor_parallel=4, sleep=False)),
+    ("8b", Job(shard=8, tensor=2, tensor_parallel=8, max_num_batched_tokens=4099)),
     ("30b_a3b", Job(shard=32, expert=8, gib=141, sleep=False, gpu_memory_utilization=0.6)),
 ]
 
@@ -81,7 +85,8 @@ def test_every_part_of_every_phase(name: str, job: Job) -> None:
 )
 def test_a_cached_token_has_a_key_and_a_value_in_each_layer(name: str, tokens: int) -> None:
     """36 layers * 8 heads * 128 * 2 * 2 bytes; 48 layers * 4 heads."""
-    assert planned(model(name), config_of(name, "16k"), Layout(), 80).kv_per_token == tokens
+    config = config_of(name, "16k", engine={"tensor_parallel": 1})
+    assert planned(model(name), config, Layout(), 80).kv_per_token == tokens
 
 
 @pytest.mark.parametrize(
@@ -102,6 +107,20 @@ def test_the_targets_fit_into_80_gb_with_room(
     assert totals.pop("rollout") < 78 * GIB
     assert max(totals.values()) < (79 - left) * GIB
     assert got.cached_tokens > 4 * config.rollout.max_sequence_tokens
+
+
+def test_30b_fits_32_gpus_of_80_gb_with_engines_over_two() -> None:
+    """56.9 GiB of weights are 28.4 for each; keys and values of 2 of the 4 heads: 49,152 bytes."""
+    own, shared = ({"tensor_parallel": number} for number in (1, 2))
+    config = config_of("30b_a3b", "32k", engine=shared)
+    got = planned(model("30b_a3b"), config, Layout(shard=32), 79)
+    totals = {phase: sum(parts.values()) for phase, parts in got.phases.items()}
+    assert max(totals.values()) < 79 * GIB
+    assert got.kv_per_token == 49_152
+    assert got.phases["rollout"]["engine weights"] == pytest.approx(28.44 * GIB, rel=1e-3)
+    assert got.cached_tokens > 12 * config.rollout.max_sequence_tokens
+    alone = planned(model("30b_a3b"), config_of("30b_a3b", "32k", engine=own), Layout(shard=32), 79)
+    assert alone.cached_tokens < 4 * config.rollout.max_sequence_tokens
 
 
 @pytest.mark.parametrize("name", ["4b", "8b"])
