@@ -102,8 +102,7 @@ def build_run(config: Config, resumed: Path | None = None) -> Run:
     prompts, encoded, test = load_inputs(config, model, reward)
     world = join_world(config.parallelism)
     check_world_size(config, world.size)
-    folder = resumed or run_folder.create_together(config, world)
-    run_folder.check_shared(folder, config, world)
+    folder = run_folder.open_together(config, resumed, world)
 
     policy = _policy_trainer(config, model, folder, is_resumed=resumed is not None)
     parallelism = config.parallelism

@@ -76,7 +76,8 @@ def main(argv: Sequence[str], execute: Execute | None = None) -> int:
 
 def _launched(words: Sequence[str], needs_prepare: bool) -> int:
     modules = Modules(train="rollverify.evaluation.worker")
-    return launch(words, 1, needs_prepare=needs_prepare, modules=modules)
+    ranks = load_config(words).config.engine.tensor_parallel
+    return launch(words, ranks, needs_prepare=needs_prepare, modules=modules)
 
 
 def job_flags(argv: Sequence[str]) -> list[str]:

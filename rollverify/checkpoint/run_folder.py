@@ -76,6 +76,13 @@ def create(config: Config) -> Path:
     raise ConfigError(f"100 runs are called {base}; choose another run.name")
 
 
+def open_together(config: Config, resumed: Path | None, world: "Ranks") -> Path:
+    """The folder of a resumed run, or a new one, seen by all ranks. Collective."""
+    folder = resumed or create_together(config, world)
+    check_shared(folder, config, world)
+    return folder
+
+
 def create_together(config: Config, world: "Ranks") -> Path:
     """Rank 0 makes the run folder (or its error) and the others learn of it. Collective."""
     found: Path | ConfigError | None = None

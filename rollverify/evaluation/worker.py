@@ -6,6 +6,7 @@ The records do not depend on how often it was interrupted, but for the rounding 
 import contextlib
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +21,9 @@ from rollverify.evaluation.evaluator import Evaluator
 from rollverify.evaluation.records import Identity, ProblemRecord, RecordFile
 from rollverify.launch.devices import check_devices
 from rollverify.launch.shutdown import die_with_parent, exit_at_once, mark, write_rank_error
+from rollverify.launch.world import join_world
 from rollverify.log import init_logger
+from rollverify.ranks import Ranks
 from rollverify.rewards import Reward
 from rollverify.rollout.inputs import (
     load_from,
@@ -81,12 +84,14 @@ def _problems_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def evaluate_model(config: Config) -> None:
-    """Record every problem that has no record yet.
+    """Record every problem that has no record yet; of the ranks of one engine the first writes.
 
     Raises:
         UserError: for anything the user can cure.
     """
     check_devices(config)
+    is_alone = config.engine.tensor_parallel == 1
+    members = Ranks() if is_alone else join_world(config.parallelism)
     evaluation = config.evaluation
     folder = read_model_folder(model_folder(config), config.rollout.max_sequence_tokens)
     model = with_stop_tokens(config, folder)
@@ -99,11 +104,14 @@ def evaluate_model(config: Config) -> None:
         **sampling_identity(config),
     }
     ids = [prompt.prompt_id for prompt in prompts]
-    with (
-        contextlib.closing(reward),
-        contextlib.closing(RecordFile(Path(evaluation.output), identity, ids)) as records,
-    ):
-        left = [problem for problem in encoded if problem.prompt_index not in records.done]
+    with contextlib.ExitStack() as stack:
+        stack.callback(reward.close)
+        records = None
+        if members.rank == 0:
+            records = RecordFile(Path(evaluation.output), identity, ids)
+            stack.callback(records.close)
+        done = members.from_first(set(records.done) if records else set[int]())
+        left = [problem for problem in encoded if problem.prompt_index not in done]
         logger.info("%s: %d of %d problems are left", model.path, len(left), len(prompts))
         if left:
             _record(config, model, reward, left, prompts, records)
@@ -116,7 +124,7 @@ def _record(
     reward: Reward,
     left: Sequence[EncodedPrompt],
     prompts: Sequence[Prompt],
-    records: RecordFile,
+    records: RecordFile | None,
 ) -> None:
     from rollverify.engine.start import start_engine  # Loads vLLM.
 
@@ -124,6 +132,8 @@ def _record(
 
     def keep(record: ProblemRecord) -> None:
         nonlocal num_done
+        if records is None:
+            return
         prompt = prompts[record.index]
         records.append(replace(record, problem_id=prompt.prompt_id, gold=prompt.answer))
         num_done += 1
@@ -166,7 +176,7 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent()
     mark("begun")
     set_defaults()
-    init_logger(rank=0)
+    init_logger(int(os.environ.get("RANK", "0")))
     try:
         evaluate_model(load_config(argv).config)
     except Exception as error:  # The rank's last line of defence: report, then end.
