@@ -100,7 +100,8 @@ def test_a_rollout_that_will_not_end_in_time_is_paused_and_saved_at_a_signal(
     before, begin = records(folder)[2], time.monotonic()
     job.send_signal(signal.SIGTERM)
     output, _ = job.communicate(timeout=60)
-    assert job.returncode == 143 and time.monotonic() - begin < 6, output[-2000:]
+    # The launcher's patience, and what it takes to end the processes.
+    assert job.returncode == 143 and time.monotonic() - begin < 6 + 3, output[-2000:]
     assert "the rollout was paused" in output and max(records(folder)) == 2
     held = [in_flight(folder, rank, 2)[1]["buffer"]["generated"] for rank in range(2)]
     assert sum(held) > before["tokens/generated"]
