@@ -227,6 +227,9 @@ class EngineConfig(Table, frozen=True):
     """Whether weights and cache leave the GPU while the trainer works; no effect on CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether the model is compiled, on GPUs with CUDA graphs; auto: on GPUs."""
+    tensor_parallel: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Ranks that hold one engine together, each a part of its weights and cache; they follow each
+    other in the world. 1: every rank has an engine of its own."""
     num_cpu_threads: Annotated[int, Field(ge=0, le=4096)] = 0
     """Threads of an engine step on CPU; 0 = one for small steps of small models, else torch's."""
     options: dict[str, Any] = Field(default_factory=dict[str, Any])

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from rollverify.config.tables import Config
+from rollverify.dry_run.gpus import GPUS_PER_NODE
 from rollverify.dry_run.memory import GIB, Layout, Plan
 
 
@@ -57,9 +58,12 @@ def cures(config: Config, plan: Plan, layout: Layout, num_layers: int, phase: st
     has_moments = on_gpu and phase != "optimizer step" and parts["optimizer"] > 0
     spare = min(parts["engine cache"], plan.cache - plan.kv_per_token * longest)
     share = "engine.gpu_memory_utilization" if on_gpu else "engine.kv_cache_gib"
+    members = 2 * layout.engine
+    divides = layout.num_ranks % members == 0 and members <= GPUS_PER_NODE
     possible = [
         (has_moments, "training.offload_optimizer = true"),
         (on_gpu and not engine.sleep, "engine.sleep = true"),
+        (divides and parts["engine weights"] > 0, f"engine.tensor_parallel = {members}"),
         (on_gpu, "more ranks"),
         (not on_gpu and layout.num_ranks > 1, "fewer ranks"),
         (has_rows and num_layers > least, "training.activation_checkpoint = 'full'"),

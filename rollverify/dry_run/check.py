@@ -12,7 +12,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -44,6 +43,7 @@ def layout_of(config: Config, world_size: int) -> Layout:
         shard=world_size // (replicate * tensor),
         tensor=tensor,
         expert=parallelism.expert_parallel,
+        engine=config.engine.tensor_parallel,
     )
 
 
@@ -57,7 +57,13 @@ def read_model(folder: Path, layout: Layout) -> "MetaModel":
     from torchtitan_ext.models.meta import build_meta_model, check_stored, stored_shapes
 
     try:
-        model = build_meta_model(folder, **asdict(layout))
+        model = build_meta_model(
+            folder,
+            replicate=layout.replicate,
+            shard=layout.shard,
+            tensor=layout.tensor,
+            expert=layout.expert,
+        )
         stored = stored_shapes(folder)
         if stored:
             check_stored(folder, model.hf_shapes, stored)
@@ -95,8 +101,21 @@ def context_problems(config: Config, context: int) -> list[str]:
     ]
 
 
-def check_model(sizes: Sizes, tensor: int) -> None:
-    """Refuse a number of tensor ranks that the model cannot have."""
+def check_model(sizes: Sizes, tensor: int, engine: int) -> None:
+    """Refuse numbers of tensor ranks and of an engine's ranks that the model cannot have."""
+    for name, number, is_divided in (
+        ("attention heads", sizes.num_heads, sizes.num_heads % engine == 0),
+        (
+            "key-value heads, nor is it a multiple of them",
+            sizes.num_kv_heads,
+            max(sizes.num_kv_heads, engine) % min(sizes.num_kv_heads, engine) == 0,
+        ),
+    ):
+        if not is_divided:
+            raise ConfigError(
+                f"engine.tensor_parallel = {engine} does not divide the model's {number} {name}; "
+                "choose a divisor"
+            )
     for name, number in (
         ("attention heads", sizes.num_heads),
         ("key-value heads", sizes.num_kv_heads),
@@ -116,7 +135,7 @@ def make_plan(config: Config, model: "MetaModel", layout: Layout, gpu_gib: float
         ConfigError: for tensor ranks that the model cannot have.
     """
     sizes = sizes_of(model.config)
-    check_model(sizes, layout.tensor)
+    check_model(sizes, layout.tensor, layout.engine)
     parameters = [Parameter(name=name, shape=shape) for name, shape in model.parameters.items()]
     if gpu_gib is not None:
         return plan_gpu(config, parameters, sizes, layout, int(gpu_gib * GIB))
@@ -203,7 +222,8 @@ def _dry_run(options: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     plan = make_plan(config, model, layout, _gpu_gib(options.gpu_gib))
     num_parameters = sum(math.prod(shape) for shape in model.parameters.values())
     degrees = f"{layout.replicate} x {layout.shard} x {layout.tensor}"
-    print(f"{num_parameters:,} parameters, {layout.num_ranks} ranks = {degrees}")
+    engines = "" if layout.engine == 1 else f", an engine over {layout.engine} of them"
+    print(f"{num_parameters:,} parameters, {layout.num_ranks} ranks = {degrees}{engines}")
     print_plan(config, plan, layout)
     return context_problems(config, model.config.max_position_embeddings) + problems(
         config, plan, layout, model.config.num_hidden_layers
