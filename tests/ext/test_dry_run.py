@@ -130,11 +130,41 @@ def test_context_of_64k_needs_a_model_that_has_it(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("gib", "flags", "said"),
+    [
+        (80, [], "one step on 32 x H100, computed, not measured"),
+        (80, ["--gpu", "A100"], "one step on 32 x A100, computed, not measured"),
+        (110, [], "no timeline: no GPU is known by its 110 GiB; name one with --gpu"),
+        (110, ["--gpu", "H100"], "one step on 32 x H100, computed, not measured"),
+        (80, ["--training.dtype", "float32"], "no timeline: it is for bfloat16, in training.dtype"),
+        (80, ["--median-response-tokens", "1000"], "responses of 992 tokens in the median"),
+        (80, ["--acceptance", "0.75"], "of the tokens verified 75% are kept"),
+    ],
+)
+def test_the_timeline_of_a_step_says_what_it_rests_on(
+    gib: float, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_of_paper("qwen3_8b_base", "32k", gib, *flags)
+    assert said in capsys.readouterr().out
+
+
+def test_a_gpu_by_name_brings_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    config = CONFIGS / "models" / "qwen3_8b_base"
+    files = ["--config", f"{config}.toml", "--model-config", f"{config}.json"]
+    sizes = ["--world-size", "32", "--training.micro-batch-tokens", "8192"]
+    assert main([*files, *sizes, "--gpu", "h200"]) == 0
+    assert "GiB of 139.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--gpu-gib", "nan"], "--gpu-gib must be a finite number above 0"),
         (["--gpu-gib", "inf"], "--gpu-gib must be a finite number above 0"),
         (["--world-size", "0"], "--world-size must be above 0"),
+        (["--gpu", "T4"], "--gpu: no figures of 'T4'; choose one of A100"),
+        (["--acceptance", "1.1"], "--acceptance must be between 0 and 1"),
+        (["--median-response-tokens", "0"], "--median-response-tokens must be a finite number"),
         (["--world-size", "x"], "argument --world-size: invalid int value: 'x'"),
         (["--model-config"], "argument --model-config: expected one argument"),
     ],
