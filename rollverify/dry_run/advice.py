@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from rollverify.config.tables import Config
+from rollverify.dry_run.gpus import GPUS_PER_NODE
 from rollverify.dry_run.memory import GIB, Layout, Plan
 
 
@@ -12,7 +13,7 @@ def num_in_flight(config: Config, layout: Layout) -> int:
     rollout = config.rollout
     batch = rollout.prompts_per_step * rollout.group_size
     times = 1.0 if config.method.name == "on_policy" else rollout.oversampling
-    return math.ceil(times * batch / layout.num_engines(config.engine.tensor_parallel))
+    return math.ceil(times * batch / layout.num_engines)
 
 
 def advised_num_seqs(config: Config, plan: Plan, layout: Layout) -> int:
@@ -57,12 +58,13 @@ def cures(config: Config, plan: Plan, layout: Layout, num_layers: int, phase: st
     has_moments = on_gpu and phase != "optimizer step" and parts["optimizer"] > 0
     spare = min(parts["engine cache"], plan.cache - plan.kv_per_token * longest)
     share = "engine.gpu_memory_utilization" if on_gpu else "engine.kv_cache_gib"
-    can_share = on_gpu and layout.num_ranks > engine.tensor_parallel
+    members = 2 * layout.engine
+    divides = layout.num_ranks % members == 0 and members <= GPUS_PER_NODE
     possible = [
         (has_moments, "training.offload_optimizer = true"),
         (on_gpu and not engine.sleep, "engine.sleep = true"),
+        (divides and parts["engine weights"] > 0, f"engine.tensor_parallel = {members}"),
         (on_gpu, "more ranks"),
-        (can_share and parts["engine weights"] > 0, "a larger engine.tensor_parallel"),
         (not on_gpu and layout.num_ranks > 1, "fewer ranks"),
         (has_rows and num_layers > least, "training.activation_checkpoint = 'full'"),
         (has_rows, f"a smaller {shorter}training.micro_batch_tokens"),

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollverify.config.tables import Config, EngineConfig, TrainingConfig
+from rollverify.config.tables import Config, TrainingConfig
 from rollverify.engine.memory import GIB, engine_share
 
 FLOAT32 = 4
@@ -48,6 +48,11 @@ class Parameter:
         """Whether it holds the stacked weights of a layer's experts."""
         return ".experts." in self.name or ".inner_experts." in self.name
 
+    @property
+    def is_key_or_value(self) -> bool:
+        """Whether it projects to keys or values."""
+        return self.name.endswith((".wk.weight", ".wv.weight"))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
@@ -57,15 +62,18 @@ class Layout:
     shard: int = 1
     tensor: int = 1
     expert: int = 1
+    engine: int = 1
+    """Ranks that hold one engine together."""
+
+    @property
+    def num_engines(self) -> int:
+        """Engines with responses of their own, which tensor ranks share."""
+        return self.num_ranks // max(self.engine, self.tensor)
 
     @property
     def num_ranks(self) -> int:
         """All ranks."""
         return self.replicate * self.shard * self.tensor
-
-    def num_engines(self, engine_ranks: int) -> int:
-        """Engines with responses of their own, if one spans so many ranks; tensor ranks share."""
-        return self.num_ranks // max(engine_ranks, self.tensor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,32 +213,40 @@ def step_bytes(
     }
 
 
+def engine_values(parameter: Parameter, sizes: Sizes, members: int) -> int:
+    """Values of a parameter on one of an engine's `members` ranks.
+
+    vLLM divides attention and feed-forward parts by heads and inner width, embedding and head by
+    vocabulary. Norms and routers are whole on each, and so is a key-value head with more members
+    than heads.
+    """
+    if len(parameter.shape) == 1 or ".router." in parameter.name:
+        return parameter.numel
+    parts = min(members, sizes.num_kv_heads) if parameter.is_key_or_value else members
+    return math.ceil(parameter.numel / parts)
+
+
 def engine_bytes(
     parameters: Sequence[Parameter], sizes: Sizes, config: Config, num_tokens: int
 ) -> dict[str, int]:
     """Weights, and the peak of a step, which vLLM measures at its start and takes off the cache.
 
-    That is one layer's activations of `num_tokens`, and logits and log-probs of all sequences. The
-    ranks of an engine divide matrices and inner widths, and gather logits whole.
+    That is one layer's activations of `num_tokens`, and logits and log-probs of all sequences, of
+    which every member of an engine has the whole vocabulary.
     """
-    width, ranks = DTYPE_BYTES[config.engine.dtype], config.engine.tensor_parallel
+    width, members = DTYPE_BYTES[config.engine.dtype], config.engine.tensor_parallel
     copies = sizes.experts_per_token * sizes.hidden_size
-    inner = math.ceil(3 * sizes.inner_size / ranks)
-    layer = width * num_tokens * (2 * sizes.hidden_size + inner + copies)
+    inner = math.ceil(sizes.inner_size / members)
+    layer = width * num_tokens * (2 * sizes.hidden_size + 3 * inner + copies)
     logits = 2 * FLOAT32 * config.engine.max_num_seqs * sizes.vocab_size
-    weights = width * sum(
-        math.ceil(one.numel / (ranks if len(one.shape) > 1 else 1)) for one in parameters
-    )
+    weights = width * sum(engine_values(one, sizes, members) for one in parameters)
     return {"engine weights": weights, "engine workspace": layer + logits}
 
 
-def kv_bytes_per_token(sizes: Sizes, engine: EngineConfig) -> int:
-    """Bytes of a rank's cache for one token: a key and a value of its heads in each layer.
-
-    The ranks of an engine divide the heads, but each has at least one.
-    """
-    heads = math.ceil(sizes.num_kv_heads / engine.tensor_parallel)
-    return 2 * sizes.num_layers * heads * sizes.head_dim * DTYPE_BYTES[engine.dtype]
+def kv_bytes_per_token(sizes: Sizes, dtype: str, members: int) -> int:
+    """Bytes of one token in a member's cache: a key and a value in each layer, of its heads."""
+    heads = math.ceil(sizes.num_kv_heads / members)
+    return 2 * sizes.num_layers * heads * sizes.head_dim * DTYPE_BYTES[dtype]
 
 
 def plan_cpu(
@@ -251,7 +267,7 @@ def plan_cpu(
         phases={"at once": parts},
         device=device,
         cache=cache,
-        kv_per_token=kv_bytes_per_token(sizes, engine),
+        kv_per_token=kv_bytes_per_token(sizes, engine.dtype, engine.tensor_parallel),
         engine_needs=sum(held.values()),
         share=0.0,
     )
@@ -306,7 +322,7 @@ def plan_gpu(
         phases=phases,
         device=device,
         cache=cache,
-        kv_per_token=kv_bytes_per_token(sizes, engine),
+        kv_per_token=kv_bytes_per_token(sizes, engine.dtype, engine.tensor_parallel),
         engine_needs=needs,
         share=max(0.0, min(1.0, share)),
     )

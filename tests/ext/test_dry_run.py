@@ -28,7 +28,7 @@ def plan_of_paper(model: str, context: str, gpu_gib: float, *flags: str) -> int:
         # Published: 4.0, 8.2 and 30.5 billion.
         ("qwen3_4b_base", "4,022,468,096", 80),
         ("qwen3_8b_base", "8,190,735,360", 80),
-        ("qwen3_30b_a3b_base", "30,532,122,624", 141),
+        ("qwen3_30b_a3b_base", "30,532,122,624", 80),
     ],
 )
 def test_paper_model_has_its_published_size_and_fits(
@@ -37,8 +37,9 @@ def test_paper_model_has_its_published_size_and_fits(
     assert plan_of_paper(model, "32k", gpu_gib) == 0
     out = capsys.readouterr().out
     assert f"{count} parameters, 32 ranks = 1 x 32 x 1" in out
-    # 2 * 128 * 8 responses over 32 engines
-    assert "64 responses in flight on an engine" in out
+    # 2 * 128 * 8 responses over 32 engines, or over 16 of two ranks
+    num = 128 if "30b" in model else 64
+    assert f"{num} responses in flight on an engine" in out
 
 
 def test_phases_have_columns_and_settings_can_be_pasted(
@@ -77,11 +78,12 @@ def test_the_reference_of_a_kl_term_waits_in_main_memory(
 
 def test_weights_that_fill_the_engine_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     """30.5 billion values of 2 bytes are 56.9 GiB; 0.6 of 80 are 48."""
-    share = ["--engine.gpu-memory-utilization", "0.6"]
+    share = ["--engine.gpu-memory-utilization", "0.6", "--engine.tensor-parallel", "1"]
     assert plan_of_paper("qwen3_30b_a3b_base", "32k", 80, *share) == 2
     error = capsys.readouterr().err
     assert "of weights and workspace there are 0.0 GiB of cache, but one response of" in error
     assert "use a larger engine.gpu_memory_utilization" in error
+    assert "engine.tensor_parallel = 2" in error
 
 
 def test_a_cure_that_is_taken_is_not_named_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +99,7 @@ def test_a_cure_that_is_taken_is_not_named_again(capsys: pytest.CaptureFixture[s
 REFUSED = [
     (["--parallelism.tensor-parallel", "16"], "does not divide the model's 8 key-value heads"),
     (["--parallelism.expert-parallel", "2"], "expert parallel 2: the model is dense"),
+    (["--engine.tensor-parallel", "3"], "engine.tensor_parallel = 3 must divide the 32 ranks"),
     (["--parallelism.tensor-parallel", "3"], "but 32 ranks started"),
     (["--rollout.prompts-per-step", "100"], "prompts_per_step must be a multiple of the 32"),
 ]
@@ -127,11 +130,41 @@ def test_context_of_64k_needs_a_model_that_has_it(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("gib", "flags", "said"),
+    [
+        (80, [], "one step on 32 x H100, computed, not measured"),
+        (80, ["--gpu", "A100"], "one step on 32 x A100, computed, not measured"),
+        (110, [], "no timeline: no GPU is known by its 110 GiB; name one with --gpu"),
+        (110, ["--gpu", "H100"], "one step on 32 x H100, computed, not measured"),
+        (80, ["--training.dtype", "float32"], "no timeline: it is for bfloat16, in training.dtype"),
+        (80, ["--median-response-tokens", "1000"], "responses of 992 tokens in the median"),
+        (80, ["--acceptance", "0.75"], "of the tokens verified 75% are kept"),
+    ],
+)
+def test_the_timeline_of_a_step_says_what_it_rests_on(
+    gib: float, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan_of_paper("qwen3_8b_base", "32k", gib, *flags)
+    assert said in capsys.readouterr().out
+
+
+def test_a_gpu_by_name_brings_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    config = CONFIGS / "models" / "qwen3_8b_base"
+    files = ["--config", f"{config}.toml", "--model-config", f"{config}.json"]
+    sizes = ["--world-size", "32", "--training.micro-batch-tokens", "8192"]
+    assert main([*files, *sizes, "--gpu", "h200"]) == 0
+    assert "GiB of 139.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--gpu-gib", "nan"], "--gpu-gib must be a finite number above 0"),
         (["--gpu-gib", "inf"], "--gpu-gib must be a finite number above 0"),
         (["--world-size", "0"], "--world-size must be above 0"),
+        (["--gpu", "T4"], "--gpu: no figures of 'T4'; choose one of A100"),
+        (["--acceptance", "1.1"], "--acceptance must be between 0 and 1"),
+        (["--median-response-tokens", "0"], "--median-response-tokens must be a finite number"),
         (["--world-size", "x"], "argument --world-size: invalid int value: 'x'"),
         (["--model-config"], "argument --model-config: expected one argument"),
     ],

@@ -19,6 +19,7 @@ class Job:
     shard: int = 1
     tensor: int = 1
     expert: int = 1
+    engine: int = 1
     gib: int = 80
     micro_batch_tokens: int = 16384
     logprob_chunk_mib: int = 0
@@ -29,8 +30,6 @@ class Job:
     gpu_memory_utilization: float = 0.0
     sleep: bool = True
     compile: str = "auto"
-    tensor_parallel: int = 1
-    """Of the engine."""
 
 
 def shapes(m: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -84,14 +83,29 @@ def gathered(shape: tuple[int, ...], job: Job) -> int:
     return ceil(size(shape) / (job.expert if len(shape) == 3 and job.expert > 1 else job.tensor))
 
 
-def per_token(m: dict[str, Any], tensor: int) -> tuple[int, int, int]:
+def engine_values(m: dict[str, Any], members: int) -> int:
+    """Weights of one of an engine's members, written down by what vLLM puts into each layer."""
+    d, h = m["hidden_size"], m["head_dim"]
+    heads, kv = m["num_attention_heads"] // members, max(1, m["num_key_value_heads"] // members)
+    layer = 2 * d + 2 * h + 2 * heads * h * d + 2 * kv * h * d
+    if "num_experts" in m:
+        experts = m["num_experts"]
+        layer += experts * d + experts * 3 * d * (m["moe_intermediate_size"] // members)
+    else:
+        layer += 3 * d * (m["intermediate_size"] // members)
+    ends = 1 if m["tie_word_embeddings"] else 2
+    return ends * (m["vocab_size"] // members) * d + m["num_hidden_layers"] * layer + d
+
+
+def per_token(m: dict[str, Any], tensor: int, engine: int = 1) -> tuple[int, int, int]:
     """Values of a layer: kept, added in its backward pass, and of an engine's forward pass."""
     d, heads = m["hidden_size"], m["num_attention_heads"] + m["num_key_value_heads"]
     k = m["num_experts_per_tok"] if "num_experts" in m else 0
     f = k * m["moe_intermediate_size"] if k else m["intermediate_size"]
     attention, inner = ceil(heads * m["head_dim"] / tensor), ceil(f / tensor)
     kept = 4 * d + 3 * attention + 4 * inner + 3 * k * d
-    return kept, d + (6 * k * d if k else 2 * inner), 2 * d + ceil(3 * f / tensor) + k * d
+    forward = 2 * d + 3 * ceil(f / engine) + k * d
+    return kept, d + (6 * k * d if k else 2 * inner), forward
 
 
 def training_step(m: dict[str, Any], job: Job) -> dict[str, int]:
@@ -121,10 +135,9 @@ def plan(m: dict[str, Any], job: Job) -> tuple[dict[str, dict[str, int]], float]
     """Bytes by phase and part, without those that are 0, and the share that is advised."""
     all_shapes, ranks = shapes(m), job.replicate * job.shard * job.tensor
     device, mine = job.gib * GIB, 4 * sum(on_fullest_rank(s, job) for s in all_shapes.values())
-    k = job.tensor_parallel
-    weights = 2 * sum(size(s) if len(s) == 1 else ceil(size(s) / k) for s in all_shapes.values())
+    weights = 2 * engine_values(m, job.engine)
     network, graphs = (GIB * 3 // 2 if ranks > 1 else 0), (0 if job.compile == "off" else GIB)
-    forward = 2 * job.max_num_batched_tokens * per_token(m, k)[2]
+    forward = 2 * job.max_num_batched_tokens * per_token(m, 1, job.engine)[2]
     workspace = forward + 2 * 4 * job.max_num_seqs * m["vocab_size"]
     moments = 0 if job.offload_optimizer else 2 * mine
     share = 0.4

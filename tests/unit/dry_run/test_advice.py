@@ -84,8 +84,7 @@ def test_plan_that_just_fits_has_no_problem() -> None:
 def test_one_token_less_than_a_response_is_a_problem() -> None:
     (line,) = found(plan_of(cache=GIB - GIB // LONGEST))
     assert "one response of 1024 tokens takes 1.0" in line and "\n" not in line
-    cures = f"use {OFFLOAD}, more ranks, {ENGINE} or GPUs with more memory"
-    assert cures in line
+    assert f"use {OFFLOAD}, {GROUP}, more ranks or GPUs with more memory" in line
     (line,) = found(plan_of(cache=0), engine={"gpu_memory_utilization": 0.3})
     assert "use a larger engine.gpu_memory_utilization, training.offload_optimizer" in line
 
@@ -102,7 +101,7 @@ FULL = "training.activation_checkpoint = 'full'"
 ROW = "a smaller training.micro_batch_tokens"
 SHORTER = "a smaller rollout.max_response_tokens and training.micro_batch_tokens"
 OFFLOAD, SLEEP = "training.offload_optimizer = true", "engine.sleep = true"
-ENGINE = "a larger engine.tensor_parallel"
+GROUP = "engine.tensor_parallel = 2"
 SHARE, CACHE = "a smaller engine.gpu_memory_utilization", "a smaller engine.kv_cache_gib"
 
 
@@ -118,7 +117,7 @@ SHARE, CACHE = "a smaller engine.gpu_memory_utilization", "a smaller engine.kv_c
         ("training", {"micro_batch_tokens": LONGEST}, 2, [OFFLOAD, "more ranks", FULL, SHORTER]),
         # The optimizer's own step has its state in any case.
         ("optimizer step", {}, 2, ["more ranks"]),
-        ("rollout", {}, 2, [OFFLOAD, "more ranks", ENGINE, SHARE]),
+        ("rollout", {}, 2, [OFFLOAD, GROUP, "more ranks", SHARE]),
     ],
 )
 def test_only_what_would_change_something_is_a_cure(
@@ -131,12 +130,28 @@ def test_only_what_would_change_something_is_a_cure(
 def test_an_engine_that_stays_awake_can_sleep() -> None:
     config = config_of(engine={"sleep": False})
     ways = cures(config, plan_of(cache=GIB), RANKS, 2, "rollout")
-    assert ways == [OFFLOAD, SLEEP, "more ranks", ENGINE]  # the cache is what one response needs
+    # The cache is what one response needs.
+    assert ways == [OFFLOAD, SLEEP, GROUP, "more ranks"]
 
 
-@pytest.mark.parametrize(("layout", "first"), [(Layout(), []), (RANKS, ["fewer ranks"])])
+@pytest.mark.parametrize(
+    ("layout", "named"),
+    [
+        (Layout(shard=3), []),
+        (Layout(shard=12, engine=4), []),
+        (Layout(shard=16, engine=4), ["engine.tensor_parallel = 8"]),
+        (Layout(shard=16, engine=8), []),
+    ],
+)
+def test_an_engine_spans_no_more_than_a_machine(layout: Layout, named: list[str]) -> None:
+    """And as many ranks as divide all of them."""
+    ways = cures(config_of(), plan_of(), layout, 2, "rollout")
+    assert ways == [OFFLOAD, *named, "more ranks", SHARE]
+
+
+@pytest.mark.parametrize(("layout", "first"), [(Layout(), []), (RANKS, [GROUP, "fewer ranks"])])
 def test_ranks_on_cpus_share_the_memory(layout: Layout, first: list[str]) -> None:
-    parts = {"optimizer": GIB, "activations": GIB, "engine cache": 4 * GIB}
+    parts = {"activations": GIB, "engine weights": GIB, "engine cache": 4 * GIB}
     plan = Plan(
         phases={"at once": parts},
         device=GIB,

@@ -10,6 +10,7 @@ from rollverify.dry_run.memory import (
     Parameter,
     Sizes,
     engine_bytes,
+    engine_values,
     gathered_units,
     kept_values,
     kv_bytes_per_token,
@@ -138,6 +139,41 @@ def test_an_engine_step_needs_a_layer_and_the_logits() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "want"),
+    [
+        ("layers.0.attention.qkv_linear.wq.weight", (16, 8), 32),
+        # Two key-value heads, so two of four members have the same.
+        ("layers.0.attention.qkv_linear.wk.weight", (8, 8), 32),
+        ("layers.0.attention.qkv_linear.wv.weight", (8, 8), 32),
+        ("layers.0.ffn_norm.weight", (8,), 8),
+        ("layers.0.moe.router.gate.weight", (4, 8), 32),
+        ("tok_embeddings.weight", (101, 8), 202),
+    ],
+)
+def test_what_a_member_of_an_engine_of_four_holds(
+    name: str, shape: tuple[int, ...], want: int
+) -> None:
+    assert engine_values(Parameter(name=name, shape=shape), SIZES, 4) == want
+
+
+def test_members_divide_the_inner_width_and_not_the_logits() -> None:
+    engine = EngineConfig(dtype="bfloat16", max_num_seqs=5, tensor_parallel=2)
+    # 2 * 8 + 3 * 8 values of 7 tokens
+    parts = engine_bytes(WEIGHTS, SIZES, Config(engine=engine), 7)
+    assert parts["engine workspace"] == 2 * 7 * 40 + 8 * 5 * 100
+
+
+@pytest.mark.parametrize(("tensor", "engine", "want"), [(1, 2, 4), (2, 1, 4), (2, 4, 2), (4, 2, 2)])
+def test_engines_are_groups_of_ranks_and_tensor_ranks_share_theirs(
+    tensor: int, engine: int, want: int
+) -> None:
+    assert Layout(shard=8 // tensor, tensor=tensor, engine=engine).num_engines == want
+
+
 def test_cache_holds_a_key_and_a_value_per_layer() -> None:
     # 2 * 3 layers * 2 heads * 4 values * 2 bytes
-    assert kv_bytes_per_token(SIZES, EngineConfig(dtype="bfloat16")) == 96
+    assert kv_bytes_per_token(SIZES, "bfloat16", 1) == 96
+    assert (
+        kv_bytes_per_token(SIZES, "bfloat16", 2) == kv_bytes_per_token(SIZES, "bfloat16", 4) == 48
+    )
