@@ -115,14 +115,14 @@ def test_the_targets_fit_into_80_gb_with_room(
 ) -> None:
     """A GPU sold as one of 80 GB has 79 GiB.
 
-    The rollout takes what is there but half a GiB; the other phases leave `left` GiB, and the cache
-    holds at least four responses of full length.
+    The rollout takes what is there but a GiB, of 30B half of one; the other phases leave `left`
+    GiB, and the cache holds at least four responses of full length.
     """
     config = config_of(name, context)
     layout = Layout(shard=ranks, engine=config.engine.tensor_parallel)
     got = planned(model(name), config, layout, 79)
     totals = {phase: sum(parts.values()) for phase, parts in got.phases.items()}
-    assert totals.pop("rollout") < 78.5 * GIB
+    assert totals.pop("rollout") < (78.5 if name == "30b_a3b" else 78) * GIB
     assert max(totals.values()) < (79 - left) * GIB
     assert got.cached_tokens > 4 * config.rollout.max_sequence_tokens
 
