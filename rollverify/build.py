@@ -285,7 +285,7 @@ def _scorer(run: Run, routing: RoutingShape | None) -> TrajectoryScorer:
         trainer=run.policy,
         micro_batch_tokens=run.config.training.micro_batch_tokens,
         temperature=run.config.rollout.temperature,
-        ranks=Ranks.of(run.policy.data_group),
+        ranks=run.trainer.ranks,
         twins=run.rollouter.twins,
         routing=routing,
     )

@@ -1,13 +1,12 @@
 """Where a run lives on disk: config.toml, config.json, checkpoints/, tb/, metrics.jsonl, model/."""
 
-import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rollverify.config.dump import diff, to_json, to_toml
 from rollverify.config.load import LoadedConfig, load_config
@@ -106,13 +105,13 @@ def check_shared(folder: Path, config: Config, world: "Ranks") -> None:
     if int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) >= world.size:
         return
     hosts = world.gather(socket.gethostname())
-    first, *others = world.gather(to_json(config))
-    for rank, (host, text) in enumerate(zip(hosts[1:], others, strict=True), start=1):
-        if text != first:
-            keys = _leaves(json.loads(text)) - _leaves(json.loads(first))
+    first, *others = world.gather(config)
+    for rank, (host, other) in enumerate(zip(hosts[1:], others, strict=True), start=1):
+        keys = [line.partition(":")[0] for line in diff(first, other)]
+        if keys:
             raise ConfigError(
                 f"rank {rank} on {host} was started with other settings than rank 0 on {hosts[0]} "
-                f"({', '.join(sorted(key for key, _ in keys)[:3])}); give every node the same"
+                f"({', '.join(keys[:3])}); give every node the same"
             )
     token = world.from_first(secrets.token_hex(8))
     file = folder / f".shared-{token}"
@@ -128,15 +127,6 @@ def check_shared(folder: Path, config: Config, world: "Ranks") -> None:
             f"0 on {hosts[0]}; several nodes need storage that all share: give its path, the same "
             "everywhere, as --run.output-dir"
         )
-
-
-def _leaves(table: dict[str, Any], prefix: str = "") -> set[tuple[str, str]]:
-    """(key with dots, value) of all settings."""
-    found: set[tuple[str, str]] = set()
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        found |= _leaves(value, f"{name}.") if isinstance(value, dict) else {(name, repr(value))}
-    return found
 
 
 def _appears(file: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from rollverify.engine.engine import Completion, EngineMemory, GenerationRequest, RolloutEngine
-from rollverify.errors import ConfigError, TwinsError
+from rollverify.errors import TwinsError
 from rollverify.ranks import Ranks
 
 T = TypeVar("T")
@@ -99,8 +99,6 @@ class SharedEngine:
         self._compare(call)
         try:
             return action()
-        except ConfigError:
-            raise
         except Exception as error:
             reason = (str(error).splitlines() or [""])[0]
             raise TwinsError(

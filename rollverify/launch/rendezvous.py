@@ -59,8 +59,9 @@ class BoundRendezvous(StaticTCPRendezvous):
         info = super().next_rendezvous()
         if self.world_size > 1 and self.folder is not None:
             store: Any = self._store
-            relay = ReportRelay(store.clone(), self.folder, self.rank, self.world_size)
-            relay.ranks_per_node = self.ranks_per_node
+            relay = ReportRelay(
+                store.clone(), self.folder, self.rank, self.world_size, self.ranks_per_node
+            )
             BoundRendezvous.relay = relay
             threading.Thread(target=relay.run, name="reports", daemon=True).start()
         return info
@@ -69,15 +70,16 @@ class BoundRendezvous(StaticTCPRendezvous):
 class ReportRelay:
     """Brings the error reports of every node to every node, and names a node that is gone."""
 
-    def __init__(self, store: Any, folder: Path, node: int, num_nodes: int) -> None:
+    def __init__(
+        self, store: Any, folder: Path, node: int, num_nodes: int, ranks_per_node: int
+    ) -> None:
         self._store = PrefixStore("rollverify/nodes", store)
-        self.folder, self._node, self._num_nodes = folder, node, num_nodes
+        self._folder, self._node, self._ranks_per_node = folder, node, ranks_per_node
         self._others = [other for other in range(num_nodes) if other != node]
         self._seen: set[int] = set()
         """Ranks whose report came from another node."""
         self._beats = 0
         self._has_failed, self.last_words_said = threading.Event(), threading.Event()
-        self.ranks_per_node = 1
 
     def run(self) -> None:
         """Until a rank here has failed, or the process ends; nothing waits for it."""
@@ -107,7 +109,7 @@ class ReportRelay:
         self.last_words_said.set()
 
     def _exchange(self) -> None:
-        own = [e for e in read_rank_errors(self.folder) if e.rank not in self._seen]
+        own = [e for e in read_rank_errors(self._folder) if e.rank not in self._seen]
         if own:
             self._store.set(f"reports/{self._node}", json.dumps([asdict(error) for error in own]))
         self._beats += 1
@@ -117,7 +119,7 @@ class ReportRelay:
             if self._store.check([f"reports/{other}"]):
                 for values in json.loads(self._store.get(f"reports/{other}")):
                     self._seen.add(values["rank"])
-                    save_rank_error(RankError(**values), self.folder)
+                    save_rank_error(RankError(**values), self._folder)
 
     def _beats_of_others(self) -> dict[int, bytes]:
         keys = {other: f"beats/{other}" for other in self._others}
@@ -131,11 +133,11 @@ class ReportRelay:
         if node and self._store.check([f"host/{node}"]):
             host = f" ({self._store.get(f'host/{node}').decode()})"
         report = RankError(
-            rank=node * self.ranks_per_node,
+            rank=node * self._ranks_per_node,
             time=BEFORE_ALL,
             kind="internal",
             message=f"node {node}{host} is gone: its launcher or the machine has ended",
             traceback="",
         )
         self._seen.add(report.rank)
-        save_rank_error(report, self.folder)
+        save_rank_error(report, self._folder)

@@ -3,7 +3,6 @@
 The result is kept in a cache folder named after the content of the [prepare] table.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -69,10 +68,11 @@ def prepare_base_model(prepare: PrepareConfig) -> Path:
         report = train_base_model(task, prepare, partial)
         report["seconds"] = round(time.perf_counter() - start_s, 1)
         (partial / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
-        with contextlib.suppress(OSError):
+        try:
             partial.rename(target)
-        if not is_prepared(prepare):  # Else another process or machine was first.
-            partial.rename(target)
+        except OSError:
+            if not is_prepared(prepare):  # Else another process or machine was first.
+                raise
     except OSError as error:
         raise ConfigError(
             f"prepare.cache_dir '{prepare.cache_dir}' cannot be written ({error.strerror}); "

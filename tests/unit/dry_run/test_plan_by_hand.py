@@ -26,9 +26,9 @@ def config_of(name: str, context: str, **settings: Any) -> Config:
     return read_config([str(CONFIGS / file) for file in files], settings)
 
 
-def planned(m: dict[str, Any], config: Config, layout: Layout, gib: int) -> Plan:
+def sizes(m: dict[str, Any]) -> Sizes:
     experts = m.get("num_experts_per_tok", 0)
-    sizes = Sizes(
+    return Sizes(
         num_layers=m["num_hidden_layers"],
         hidden_size=m["hidden_size"],
         num_heads=m["num_attention_heads"],
@@ -38,8 +38,11 @@ def planned(m: dict[str, Any], config: Config, layout: Layout, gib: int) -> Plan
         inner_size=experts * m["moe_intermediate_size"] if experts else m["intermediate_size"],
         experts_per_token=experts,
     )
+
+
+def planned(m: dict[str, Any], config: Config, layout: Layout, gib: int) -> Plan:
     parameters = [Parameter(name=name, shape=shape) for name, shape in shapes(m).items()]
-    return plan_gpu(config, parameters, sizes, layout, gib * GIB)
+    return plan_gpu(config, parameters, sizes(m), layout, gib * GIB)
 
 
 CASES = [

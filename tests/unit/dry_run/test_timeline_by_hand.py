@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from unit.dry_run.plan_reference import shapes
-from unit.dry_run.test_plan_by_hand import config_of, model
+from unit.dry_run.test_plan_by_hand import config_of, model, sizes
 from unit.dry_run.timeline_reference import Counts, dense_8b_on_32, experts_30b_on_1024
 
 from rollverify.dry_run.gpus import gpu_named
-from rollverify.dry_run.memory import Layout, Parameter, Sizes
+from rollverify.dry_run.memory import Layout, Parameter
 from rollverify.dry_run.timeline import Machine
 from rollverify.dry_run.work import Pass, Work
 
@@ -17,21 +17,11 @@ DENSE, EXPERTS = Layout(shard=32), Layout(replicate=32, shard=32, engine=2)
 
 def machine(name: str, layout: Layout, **settings: Any) -> Machine:
     m = model(name)
-    experts = m.get("num_experts_per_tok", 0)
     settings["engine"] = {"tensor_parallel": layout.engine}
     return Machine(
         config=config_of(name, "32k", **settings),
         parameters=[Parameter(name=name, shape=shape) for name, shape in shapes(m).items()],
-        sizes=Sizes(
-            num_layers=m["num_hidden_layers"],
-            hidden_size=m["hidden_size"],
-            num_heads=m["num_attention_heads"],
-            num_kv_heads=m["num_key_value_heads"],
-            head_dim=m["head_dim"],
-            vocab_size=m["vocab_size"],
-            inner_size=experts * m["moe_intermediate_size"] if experts else m["intermediate_size"],
-            experts_per_token=experts,
-        ),
+        sizes=sizes(m),
         layout=layout,
         gpu=gpu_named("H100"),
     )
